@@ -1,0 +1,1 @@
+//! nri-lease: keeps pods from starting without their required NRI plugins.
