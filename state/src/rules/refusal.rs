@@ -79,9 +79,8 @@ impl Refusal {
     /// The gRPC status code it becomes.
     pub fn kind(&self) -> RefusalKind {
         match self {
-            Refusal::Scope(ScopeError::TooManyRules { .. }) | Refusal::Limit { .. } => {
-                RefusalKind::ResourceExhausted
-            }
+            Refusal::Scope(ScopeError::TooManyRules { .. } | ScopeError::TooLarge { .. })
+            | Refusal::Limit { .. } => RefusalKind::ResourceExhausted,
             Refusal::Range { .. }
             | Refusal::Scope(_)
             | Refusal::NoReason
