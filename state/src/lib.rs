@@ -8,12 +8,14 @@
 //! - [`scope`], [`selector`], [`glob`]: which pods and containers a lease covers;
 //! - [`record`]: what is stored, versioned;
 //! - [`rules`]: commands in, changes and events out;
-//! - [`exempt`], [`required`]: pure predicates for the decision in a hook.
+//! - [`exempt`], [`provider`], [`required`], [`annotation`]: pure predicates for the decision in a hook.
 
+pub mod annotation;
 pub mod exempt;
 pub mod glob;
 pub mod name;
 pub mod process;
+pub mod provider;
 pub mod record;
 pub mod required;
 pub mod rules;
