@@ -162,7 +162,7 @@ impl LeaseRecord {
         let newest = self
             .holders
             .iter()
-            .max_by_key(|h| h.facts.process.start_time);
+            .max_by_key(|h| (h.facts.process.start_time, h.facts.process.pid));
         if let Some(newest) = newest {
             self.last_holder = Some(GoneHolder {
                 pid: newest.facts.process.pid,

@@ -90,11 +90,20 @@ impl State {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Takes changes back whose write failed, newest first. Changes of later commands must have
-    /// been taken back before.
+    /// Takes changes back whose write failed, newest first. Changes of later commands that failed
+    /// too must have been taken back before; what others did to the same lease meanwhile without a
+    /// barrier (a renewal, a lost holder) stays.
     pub fn undo(&mut self, changes: &[Change]) {
         for change in changes.iter().rev() {
-            self.set(&change.key, change.before.clone());
+            let restored = match (&change.before, &change.after, self.record(&change.key)) {
+                (
+                    Some(Record::Lease(before)),
+                    Some(Record::Lease(after)),
+                    Some(Record::Lease(current)),
+                ) if *after != current => Some(Record::Lease(without(before, after, &current))),
+                (before, _, _) => before.clone(),
+            };
+            self.set(&change.key, restored);
         }
     }
 
@@ -267,6 +276,35 @@ impl State {
             grace_until: self.grace_until,
         }
     }
+}
+
+/// The lease `before` a change, with what happened to it after the change.
+fn without(
+    before: &Arc<LeaseRecord>,
+    after: &LeaseRecord,
+    current: &LeaseRecord,
+) -> Arc<LeaseRecord> {
+    let mut record = (**before).clone();
+    let has = |lease: &LeaseRecord, process| {
+        let mut holders = lease.holders.iter();
+        holders.any(|holder| holder.facts.process == process)
+    };
+    let lost = |process| has(after, process) && !has(current, process);
+    if record.holders.iter().any(|h| lost(h.facts.process)) {
+        record.holders.retain(|h| !lost(h.facts.process));
+        record.last_holder = current.last_holder.clone();
+        record.choose_settings();
+    }
+    if current.renewed_at != after.renewed_at
+        && current.deadline.boottime > record.deadline.boottime
+    {
+        record.deadline = current.deadline.clone();
+        record.renewed_at = current.renewed_at;
+        record.grace = current.grace;
+    }
+    // Readers have seen the later generations.
+    record.generation = current.generation.saturating_add(1);
+    Arc::new(record)
 }
 
 fn same_scope(one: &Arc<Scope>, other: &Arc<Scope>) -> bool {
