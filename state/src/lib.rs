@@ -1,1 +1,3 @@
 //! What a lease is.
+
+pub mod store;
