@@ -102,10 +102,7 @@ impl Files {
             .create(&folder)?;
         for path in paths {
             let name = path.file_name().unwrap_or(path.as_os_str());
-            match fs::rename(path, folder.join(name)) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                moved => moved?,
-            }
+            fs::rename(path, folder.join(name))?;
         }
         sync_dir(&self.dir)?;
         self.prune()?;

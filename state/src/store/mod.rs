@@ -16,6 +16,7 @@ mod mirror;
 mod open;
 mod queue;
 mod rebuild;
+mod salvage;
 mod ticket;
 mod writer;
 
@@ -204,8 +205,6 @@ impl Store {
             status,
             writer: Some(writer),
         };
-        // The first barrier marks the database as begun: without its number it counts as damaged.
-        store.commit(Vec::new());
         if recovered.source != Source::Database || !recovered.problems.is_empty() {
             store.mirror_soon();
         }
