@@ -8,6 +8,7 @@
 //! - [`scope`], [`selector`], [`glob`]: which pods and containers a lease covers;
 //! - [`record`]: what is stored, versioned;
 //! - [`rules`]: commands in, changes and events out;
+//! - [`store`]: where the records are kept; the only part with I/O, and it knows no rules;
 //! - [`exempt`], [`provider`], [`required`], [`annotation`]: pure predicates for the decision in a hook.
 
 pub mod annotation;
@@ -21,6 +22,7 @@ pub mod required;
 pub mod rules;
 pub mod scope;
 pub mod selector;
+pub mod store;
 pub mod time;
 
 pub use name::{PluginIndex, PluginName, PodUid};

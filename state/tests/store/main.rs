@@ -1,0 +1,8 @@
+//! The store from outside: what is acknowledged stays, whatever happens to process, disk and files.
+
+mod barriers;
+mod basics;
+mod damage;
+mod full_disk;
+mod kill;
+mod support;
