@@ -1,0 +1,1 @@
+//! A connected plugin, seen from the runtime.

@@ -1,0 +1,1 @@
+//! Building blocks for a demonstration: a scratch directory, processes, steps that are told.
