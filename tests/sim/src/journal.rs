@@ -54,6 +54,8 @@ pub enum What {
         id: String,
         reason: String,
     },
+    /// It called UpdateContainers.
+    AskedForUpdates,
     /// The connection is closed, in the kernel too.
     Closed,
 }
@@ -88,9 +90,10 @@ impl Journal {
         self.changed.send_replace(());
     }
 
-    /// Wakes those who wait although there is no new entry.
-    pub fn touch(&self) {
-        self.changed.send_replace(());
+    /// The oldest entry that is wanted.
+    pub fn find(&self, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
+        let entries = self.entries.lock().expect("no holder of this lock panics");
+        entries.iter().find(|entry| wanted(entry)).cloned()
     }
 
     pub fn entries(&self) -> Vec<Entry> {

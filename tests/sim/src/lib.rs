@@ -11,6 +11,7 @@
 //! independently of the daemon's own NRI code on purpose: a mistake in one does not hide in the
 //! other.
 
+mod event;
 pub mod fault;
 mod journal;
 mod mux;
