@@ -13,7 +13,7 @@ use nri_lease_proto::protobuf::{Message, UnknownValueRef};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use ttrpc::asynchronous::transport::{Listener, Socket};
@@ -357,8 +357,11 @@ impl Peer {
         if self.mux.is_closed() {
             return Answer::Lost("ttrpc: closed".into());
         }
+        let began = Instant::now();
         let reason = match tokio::time::timeout(limit, call).await {
             Ok(Ok(answer)) => return Answer::Ok(answer),
+            // The ttrpc client, and the other side's server, watch the same deadline.
+            _ if began.elapsed() >= limit => "context deadline exceeded".into(),
             Ok(Err(ttrpc::Error::RpcStatus(status))) => return Answer::Error(status),
             Ok(Err(error)) => error.to_string(),
             Err(_) => "context deadline exceeded".into(),

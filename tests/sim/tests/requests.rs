@@ -3,9 +3,9 @@
 mod common;
 
 use common::{LIMIT, node, quick};
+use nri_lease_proto::nri::nri::Event;
 use nri_lease_sim::plugin::{Behaviour, Options as PluginOptions, event_mask};
 use nri_lease_sim::{ContainerSpec, NriVersion, Options, PodSpec, RequestError, What};
-use nri_lease_proto::nri::nri::Event;
 use std::time::Duration;
 
 const ALL_VERSIONS: [NriVersion; 3] = [NriVersion::V0_8, NriVersion::V0_11, NriVersion::V0_12];
@@ -14,7 +14,9 @@ const ALL_VERSIONS: [NriVersion; 3] = [NriVersion::V0_8, NriVersion::V0_11, NriV
 async fn a_plugin_processes_every_step_of_a_pods_life_in_every_version() {
     for version in ALL_VERSIONS {
         let node = node(Options::containerd(version)).await;
-        let plugin = node.plugin("dra.net", "10", PluginOptions::default()).await;
+        let plugin = node
+            .plugin("dra.net", "10", PluginOptions::validator())
+            .await;
         let runtime = &node.runtime;
         let pod = runtime
             .run_pod_sandbox(PodSpec::new("default", "web"))
@@ -27,7 +29,10 @@ async fn a_plugin_processes_every_step_of_a_pods_life_in_every_version() {
         runtime.start_container(&container).await.unwrap();
         runtime.update_container(&container).await.unwrap();
         runtime.update_pod_sandbox(&pod).await.unwrap();
-        runtime.stop_container(&container, Duration::ZERO).await.unwrap();
+        runtime
+            .stop_container(&container, Duration::ZERO)
+            .await
+            .unwrap();
         runtime.remove_pod_sandbox(&pod).await.unwrap();
 
         let record = plugin.record();
@@ -51,8 +56,15 @@ async fn a_plugin_processes_every_step_of_a_pods_life_in_every_version() {
         }
         assert_eq!(record.rpcs(), expected, "{version:?}");
         let run = &record.seen[0];
-        assert_eq!((run.namespace.as_str(), run.pod.as_str()), ("default", "web"));
-        assert_eq!(run.state_change, version != NriVersion::V0_12, "{version:?}");
+        assert_eq!(
+            (run.namespace.as_str(), run.pod.as_str()),
+            ("default", "web")
+        );
+        assert_eq!(
+            run.state_change,
+            version != NriVersion::V0_12,
+            "{version:?}"
+        );
         assert!(!record.seen[1].state_change, "{version:?}");
         assert_eq!(record.runtime.0, "containerd");
         assert_eq!(record.runtime.2.is_empty(), version != NriVersion::V0_12);
@@ -66,7 +78,9 @@ async fn a_plugin_processes_every_step_of_a_pods_life_in_every_version() {
 async fn a_validator_gets_the_list_of_plugins_whether_they_subscribed_or_not() {
     for version in [NriVersion::V0_11, NriVersion::V0_12] {
         let node = node(Options::containerd(version)).await;
-        let validator = node.plugin("nri-lease", "99", PluginOptions::default()).await;
+        let validator = node
+            .plugin("nri-lease", "99", PluginOptions::validator())
+            .await;
         let _injector = node
             .plugin(
                 "dra.net",
@@ -87,7 +101,11 @@ async fn a_validator_gets_the_list_of_plugins_whether_they_subscribed_or_not() {
                 },
             )
             .await;
-        let pod = node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+        let pod = node
+            .runtime
+            .run_pod_sandbox(PodSpec::new("a", "b"))
+            .await
+            .unwrap();
         let container = node
             .runtime
             .create_container(&pod, ContainerSpec::new("app"))
@@ -115,11 +133,15 @@ async fn a_validators_refusal_reads_as_containerds() {
             "99",
             PluginOptions {
                 in_validate: Behaviour::Refuse("plugin is away".into()),
-                ..PluginOptions::default()
+                ..PluginOptions::validator()
             },
         )
         .await;
-    let pod = node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+    let pod = node
+        .runtime
+        .run_pod_sandbox(PodSpec::new("a", "b"))
+        .await
+        .unwrap();
     let refused = node
         .runtime
         .create_container(&pod, ContainerSpec::new("app"))
@@ -138,7 +160,10 @@ async fn a_validators_refusal_reads_as_containerds() {
     assert!(node.runtime.world().container_ids().is_empty());
     // The container is undone, and the validator stays connected.
     let rpcs = validator.record();
-    assert!(rpcs.rpcs().ends_with(&["CreateContainer", "StopContainer", "RemoveContainer"]));
+    assert!(
+        rpcs.rpcs()
+            .ends_with(&["CreateContainer", "StopContainer", "RemoveContainer"])
+    );
     assert!(!node.runtime.plugins()[0].closed);
 }
 
@@ -151,11 +176,15 @@ async fn nothing_is_validated_before_nri_0_10() {
             "99",
             PluginOptions {
                 in_validate: Behaviour::Refuse("no".into()),
-                ..PluginOptions::default()
+                ..PluginOptions::validator()
             },
         )
         .await;
-    let pod = node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+    let pod = node
+        .runtime
+        .run_pod_sandbox(PodSpec::new("a", "b"))
+        .await
+        .unwrap();
     node.runtime
         .create_container(&pod, ContainerSpec::new("app"))
         .await
@@ -184,7 +213,10 @@ async fn an_error_from_a_hook_rejects_the_sandbox_and_undoes_it() {
             .run_pod_sandbox(PodSpec::new("a", "b"))
             .await
             .unwrap_err();
-        assert_eq!(rejected.message, "rpc error: code = Unknown desc = not here");
+        assert_eq!(
+            rejected.message,
+            "rpc error: code = Unknown desc = not here"
+        );
         assert_eq!(
             rejected.to_string(),
             "NRI RunPodSandbox failed: rpc error: code = Unknown desc = not here"
@@ -193,7 +225,10 @@ async fn an_error_from_a_hook_rejects_the_sandbox_and_undoes_it() {
             earlier.record().rpcs(),
             ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]
         );
-        assert_eq!(later.record().rpcs(), ["StopPodSandbox", "RemovePodSandbox"]);
+        assert_eq!(
+            later.record().rpcs(),
+            ["StopPodSandbox", "RemovePodSandbox"]
+        );
         assert!(node.runtime.world().pod_ids().is_empty());
         assert_eq!(node.runtime.plugins().len(), 3);
     }
@@ -212,8 +247,14 @@ async fn a_late_plugin_is_closed_and_skipped_and_still_listed_for_the_validator(
             },
         )
         .await;
-    let validator = node.plugin("nri-lease", "99", PluginOptions::default()).await;
-    let pod = node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+    let validator = node
+        .plugin("nri-lease", "99", PluginOptions::validator())
+        .await;
+    let pod = node
+        .runtime
+        .run_pod_sandbox(PodSpec::new("a", "b"))
+        .await
+        .unwrap();
     let container = node
         .runtime
         .create_container(&pod, ContainerSpec::new("app"))
@@ -223,7 +264,11 @@ async fn a_late_plugin_is_closed_and_skipped_and_still_listed_for_the_validator(
     late.closed().await;
     let validated = validator.record().validated.back().cloned().unwrap();
     assert_eq!(validated.plugins[0], ("late".into(), "10".into()));
-    assert_eq!(node.runtime.plugins().len(), 1, "the list is clean afterwards");
+    assert_eq!(
+        node.runtime.plugins().len(),
+        1,
+        "the list is clean afterwards"
+    );
     assert!(node.runtime.journal().iter().any(|entry| matches!(
         &entry.what,
         What::Skipped { rpc: "CreateContainer", reason, .. } if reason == "context deadline exceeded"
@@ -244,14 +289,28 @@ async fn a_late_plugin_is_closed_in_the_kernel_before_the_next_is_called() {
         )
         .await;
     let _next = node.plugin("next", "99", PluginOptions::default()).await;
-    node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+    node.runtime
+        .run_pod_sandbox(PodSpec::new("a", "b"))
+        .await
+        .unwrap();
     late.closed().await;
     let journal = node.runtime.journal();
     let position = |wanted: &dyn Fn(&What) -> bool| {
-        journal.iter().position(|entry| wanted(&entry.what)).unwrap()
+        journal
+            .iter()
+            .position(|entry| wanted(&entry.what))
+            .unwrap()
     };
     let skipped = position(&|what| matches!(what, What::Skipped { .. }));
-    let called = position(&|what| matches!(what, What::Called { rpc: "RunPodSandbox", .. }));
+    let called = position(&|what| {
+        matches!(
+            what,
+            What::Called {
+                rpc: "RunPodSandbox",
+                ..
+            }
+        )
+    });
     assert!(skipped < called);
 }
 
@@ -264,20 +323,24 @@ async fn a_late_validator_rejects_this_container_and_is_gone() {
             "99",
             PluginOptions {
                 in_validate: Behaviour::Hang,
-                ..PluginOptions::default()
+                ..PluginOptions::validator()
             },
         )
         .await;
-    let pod = node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+    let pod = node
+        .runtime
+        .run_pod_sandbox(PodSpec::new("a", "b"))
+        .await
+        .unwrap();
     let refused = node
         .runtime
         .create_container(&pod, ContainerSpec::new("app"))
         .await
         .unwrap_err();
     assert!(
-        refused.to_string().ends_with(
-            "validator plugin 99-nri-lease failed: context deadline exceeded"
-        ),
+        refused
+            .to_string()
+            .ends_with("validator plugin 99-nri-lease failed: context deadline exceeded"),
         "{refused}"
     );
     node.runtime
@@ -289,9 +352,15 @@ async fn a_late_validator_rejects_this_container_and_is_gone() {
 #[tokio::test]
 async fn a_plugin_that_ended_while_idle_is_listed_until_the_next_request() {
     let node = node(Options::default()).await;
-    let validator = node.plugin("nri-lease", "99", PluginOptions::default()).await;
+    let validator = node
+        .plugin("nri-lease", "99", PluginOptions::validator())
+        .await;
     let dead = node.plugin("dead", "10", PluginOptions::default()).await;
-    let pod = node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+    let pod = node
+        .runtime
+        .run_pod_sandbox(PodSpec::new("a", "b"))
+        .await
+        .unwrap();
     dead.close().await;
     assert!(node.runtime.wait_for_plugin_gone("dead", LIMIT).await);
     assert_eq!(node.runtime.plugins().len(), 2);
@@ -318,7 +387,11 @@ async fn a_plugin_that_knows_only_state_change_gets_that() {
             },
         )
         .await;
-    let pod = node.runtime.run_pod_sandbox(PodSpec::new("a", "b")).await.unwrap();
+    let pod = node
+        .runtime
+        .run_pod_sandbox(PodSpec::new("a", "b"))
+        .await
+        .unwrap();
     node.runtime
         .create_container(&pod, ContainerSpec::new("app"))
         .await
@@ -355,7 +428,10 @@ async fn update_containers_from_a_hook_waits_for_the_hook() {
     };
     let (run, asked) = tokio::join!(node.runtime.run_pod_sandbox(PodSpec::new("a", "b")), ask);
     run.unwrap();
-    assert!(asked.is_err(), "it got its answer although a hook was running");
+    assert!(
+        asked.is_err(),
+        "it got its answer although a hook was running"
+    );
     slow.update_containers(LIMIT).await.unwrap();
 }
 

@@ -46,10 +46,14 @@ pub enum Behaviour {
     Disconnect,
 }
 
+/// The mask of all events that every NRI version knows: not validation.
+pub const COMMON_EVENTS: i32 = (1 << 11) - 1;
+
 /// How a simulated plugin behaves.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
-    /// Event mask as in Configure's answer; 0 is everything the runtime knows.
+    /// Event mask as in Configure's answer. 0 is everything the runtime knows, which makes the
+    /// plugin a validator, too. [`COMMON_EVENTS`] by default.
     pub events: i32,
     pub in_configure: Behaviour,
     pub in_synchronize: Behaviour,
@@ -64,6 +68,33 @@ pub struct Options {
     /// For [`run`]: connect again so long after the connection ended, instead of exiting as
     /// plugins made with NRI's stub do.
     pub reconnect: Option<Duration>,
+}
+
+impl Default for Options {
+    /// A plugin that takes part in everything and does it right.
+    fn default() -> Self {
+        Options {
+            events: COMMON_EVENTS,
+            in_configure: Behaviour::Answer,
+            in_synchronize: Behaviour::Answer,
+            in_run_pod_sandbox: Behaviour::Answer,
+            in_create_container: Behaviour::Answer,
+            in_validate: Behaviour::Answer,
+            cdi_devices: Vec::new(),
+            state_change_only: false,
+            reconnect: None,
+        }
+    }
+}
+
+impl Options {
+    /// A plugin that validates, where the runtime can validate, beside everything else.
+    pub fn validator() -> Self {
+        Options {
+            events: 0,
+            ..Options::default()
+        }
+    }
 }
 
 /// The event mask for these events.
