@@ -31,6 +31,8 @@ pub enum What {
     Configured {
         events: i32,
     },
+    /// It has to wait for requests in progress before it is synchronised, and later ones for it.
+    WaitsForRequests,
     /// After so many messages.
     Synchronized {
         messages: usize,

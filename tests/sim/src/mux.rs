@@ -372,3 +372,179 @@ impl<'a> Reader<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::io::AsyncReadExt;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    async fn ended(mux: &Mux) -> String {
+        tokio::time::timeout(LIMIT, mux.ended())
+            .await
+            .expect("ends")
+    }
+
+    /// A ttrpc message of `length` bytes, header included.
+    fn message(length: usize) -> Vec<u8> {
+        let mut bytes = vec![7; length];
+        let body = u32::try_from(length - TTRPC_HEADER_BYTES).expect("small");
+        bytes[..4].copy_from_slice(&body.to_be_bytes());
+        bytes
+    }
+
+    async fn read_frame(stream: &mut UnixStream) -> (u32, Vec<u8>) {
+        let connection = stream.read_u32().await.expect("a header");
+        let length = stream.read_u32().await.expect("a header");
+        let mut payload = vec![0; length as usize];
+        stream.read_exact(&mut payload).await.expect("a payload");
+        (connection, payload)
+    }
+
+    #[tokio::test]
+    async fn messages_are_framed_as_by_go() {
+        for (length, frames) in [
+            (10, vec![10]),
+            (4096, vec![4096]),
+            (4097, vec![4096, 1]),
+            (100_000, vec![4096, 95_904]),
+        ] {
+            let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+            let (_mux, mut connections) = Mux::start(ours);
+            let sent = message(length);
+            let writes = sent.clone();
+            tokio::spawn(async move {
+                // In pieces that have nothing to do with the frames.
+                for piece in writes.chunks(1000) {
+                    connections
+                        .runtime_service
+                        .write_all(piece)
+                        .await
+                        .expect("writes");
+                }
+                std::future::pending::<()>().await;
+            });
+            let mut received = Vec::new();
+            for expected in frames {
+                let (connection, payload) = read_frame(&mut theirs).await;
+                assert_eq!((connection, payload.len()), (RUNTIME_SERVICE, expected));
+                received.extend(payload);
+            }
+            assert_eq!(received, sent);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_frame_may_be_larger_than_gos_buffer_only_inside_a_large_message() {
+        let sent = message(20_000);
+        for (frames, fits) in [
+            (vec![&sent[..4096], &sent[4096..]], true),
+            (vec![&sent[..4097]], false),
+            (vec![&sent[..10], &sent[10..]], true),
+            // 904 bytes are missing, so Go reads into its buffer of 4,096.
+            (
+                vec![
+                    &sent[..4096],
+                    &sent[4096..19_096],
+                    &[&sent[19_096..], &sent[..3192]].concat(),
+                ],
+                true,
+            ),
+            (
+                vec![
+                    &sent[..4096],
+                    &sent[4096..19_096],
+                    &[&sent[19_096..], &sent[..3193]].concat(),
+                ],
+                false,
+            ),
+        ] {
+            let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+            let (mux, mut connections) = Mux::start(ours);
+            let total: usize = frames.iter().map(|frame| frame.len()).sum();
+            for payload in &frames {
+                theirs
+                    .write_all(&frame(PLUGIN_SERVICE, payload))
+                    .await
+                    .expect("writes");
+            }
+            if fits {
+                let mut received = vec![0; total];
+                connections
+                    .plugin_service
+                    .read_exact(&mut received)
+                    .await
+                    .expect("reads");
+                assert_eq!(received, frames.concat());
+                assert!(!mux.is_closed());
+            } else {
+                // Somebody reads, as ttrpc does.
+                let mut rest = Vec::new();
+                let read = connections.plugin_service.read_to_end(&mut rest);
+                tokio::time::timeout(LIMIT, read)
+                    .await
+                    .expect("ends")
+                    .expect("reads");
+                assert!(ended(&mux).await.starts_with("cannot allocate memory"));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn too_many_unread_frames_end_everything() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let (mux, _unread) = Mux::start(ours);
+        let mut written = 0;
+        // Two beyond the queue are under way to the reader.
+        while written < MAX_UNREAD_FRAMES + 16 {
+            let bytes = frame(PLUGIN_SERVICE, &[0; GO_BUFFER_BYTES]);
+            if theirs.write_all(&bytes).await.is_err() {
+                break;
+            }
+            written += 1;
+        }
+        assert_eq!(ended(&mux).await, "failed to queue payload for reading");
+        assert!(written >= MAX_UNREAD_FRAMES);
+    }
+
+    #[tokio::test]
+    async fn after_close_the_other_side_reads_the_end_at_once() {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let (mux, mut connections) = Mux::start(ours);
+        mux.close().await;
+        assert!(mux.is_closed());
+        // No waiting: the kernel knows by now.
+        theirs.readable().await.expect("readable");
+        assert_eq!(theirs.try_read(&mut [0]).expect("the end, not an error"), 0);
+        let read = connections.plugin_service.read_u8().await;
+        assert!(read.is_err(), "ttrpc is told, too");
+    }
+
+    #[tokio::test]
+    async fn frames_of_unknown_connections_are_dropped_and_ends_are_told_apart() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let (mux, mut connections) = Mux::start(ours);
+        theirs.write_all(&frame(77, b"who?")).await.expect("writes");
+        theirs
+            .write_all(&frame(RUNTIME_SERVICE, b"x"))
+            .await
+            .expect("writes");
+        assert_eq!(
+            connections.runtime_service.read_u8().await.expect("reads"),
+            b'x'
+        );
+        drop(theirs);
+        assert_eq!(ended(&mux).await, "closed");
+
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let (mux, _connections) = Mux::start(ours);
+        theirs
+            .write_all(&header(PLUGIN_SERVICE, 9))
+            .await
+            .expect("writes");
+        drop(theirs);
+        assert_eq!(ended(&mux).await, "unexpected end of file");
+    }
+}

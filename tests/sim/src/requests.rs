@@ -201,7 +201,7 @@ impl Node {
             return Ok(());
         }
         if container.state == api::ContainerState::CONTAINER_RUNNING.into() {
-            tokio::time::sleep(grace).await;
+            crate::runtime::pause(grace).await;
         }
         lock(&self.world).set_state(id, ContainerState::Stopped);
         let (pod, container) = self.container(id)?;

@@ -10,10 +10,11 @@ use nri_lease_proto::nri::nri::Event;
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, RwLockWriteGuard};
 use tokio::task::JoinHandle;
 
 /// Refused connections that their plugin keeps open are remembered up to this number; the oldest
@@ -292,13 +293,13 @@ async fn admit(
     peer.wait_registered(registered).await?;
     let faults = lock(&node.pending).take(&peer.name());
     peer.configure(faults.refuse_mask).await?;
-    tokio::time::sleep(faults.delay_before_synchronize).await;
+    pause(faults.delay_before_synchronize).await;
     let blocked = match node.options.sync_block {
-        SyncBlock::Requests => Some(node.sync_block.write().await),
+        SyncBlock::Requests => Some(wait_for_requests(node, peer).await),
         SyncBlock::HooksOnly => None,
     };
     synchronize(node, peer, faults.messages).await?;
-    tokio::time::sleep(faults.delay_before_list_entry).await;
+    pause(faults.delay_before_list_entry).await;
     {
         let _turn = node.requests.lock().await;
         node.list().add(peer.clone());
@@ -306,6 +307,25 @@ async fn admit(
     drop(blocked);
     node.journal.note(&peer.full_name(), What::Listed);
     Ok(())
+}
+
+/// Waits until no request is running; requests that come later wait until the plugin is listed.
+async fn wait_for_requests<'a>(node: &'a Node, peer: &Peer) -> RwLockWriteGuard<'a, ()> {
+    let mut turn = pin!(node.sync_block.write());
+    tokio::select! {
+        biased;
+        guard = &mut turn => return guard,
+        // Its place in the queue is taken by now.
+        () = std::future::ready(()) => node.journal.note(&peer.full_name(), What::WaitsForRequests),
+    }
+    turn.await
+}
+
+/// Sleeps, but not for nothing: a sleep of no length still takes up to a millisecond.
+pub(crate) async fn pause(length: Duration) {
+    if !length.is_zero() {
+        tokio::time::sleep(length).await;
+    }
 }
 
 async fn synchronize(node: &Node, peer: &Peer, messages: usize) -> Result<(), NotStarted> {

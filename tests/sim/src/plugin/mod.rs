@@ -3,9 +3,11 @@
 //! It does as NRI's Go stub does: connect, register, take the configuration, be synchronised, answer
 //! hooks. And it does what plugins should not, when told so, see [`Behaviour`].
 
+mod command;
 mod record;
 mod service;
 
+pub use command::{Command, CommandError};
 pub use record::{Record, Seen, Validated};
 
 use crate::mux::Mux;
