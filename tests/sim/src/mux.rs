@@ -33,6 +33,8 @@ const GO_BUFFER_BYTES: usize = 4096;
 /// Frames that may wait unread on one connection.
 const MAX_UNREAD_FRAMES: usize = 256;
 const READ_BUFFER_BYTES: usize = 64 << 10;
+/// Under way between ttrpc and here, in each direction; smaller makes big messages slow.
+const PIPE_BYTES: usize = 64 << 10;
 
 /// The socket of one plugin. Dropping it closes the socket soon; [`Mux::close`] waits for it.
 #[derive(Debug)]
@@ -68,8 +70,8 @@ pub(crate) struct Connections {
 impl Mux {
     /// Takes the socket over and starts reading.
     pub fn start(stream: UnixStream) -> (Mux, Connections) {
-        let (plugin_service, plugin_end) = tokio::io::duplex(GO_BUFFER_BYTES);
-        let (runtime_service, runtime_end) = tokio::io::duplex(GO_BUFFER_BYTES);
+        let (plugin_service, plugin_end) = tokio::io::duplex(PIPE_BYTES);
+        let (runtime_service, runtime_end) = tokio::io::duplex(PIPE_BYTES);
         let (commands, commanded) = mpsc::channel(4);
         let (tell_closed, closed) = watch::channel(None);
         tokio::spawn(async move {
@@ -497,8 +499,8 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         let (mux, _unread) = Mux::start(ours);
         let mut written = 0;
-        // Two beyond the queue are under way to the reader.
-        while written < MAX_UNREAD_FRAMES + 16 {
+        // Some beyond the queue are under way to the reader.
+        while written < MAX_UNREAD_FRAMES + 2 * PIPE_BYTES / GO_BUFFER_BYTES {
             let bytes = frame(PLUGIN_SERVICE, &[0; GO_BUFFER_BYTES]);
             if theirs.write_all(&bytes).await.is_err() {
                 break;

@@ -171,30 +171,32 @@ impl Peer {
     /// On an error the connection is closed.
     pub async fn synchronize(
         &self,
-        pods: Vec<api::PodSandbox>,
-        containers: Vec<api::Container>,
+        mut pods: Vec<api::PodSandbox>,
+        mut containers: Vec<api::Container>,
         pieces: usize,
     ) -> Result<(), String> {
         let deadline = tokio::time::Instant::now() + self.options.request_timeout;
-        let (mut pods, mut containers) = (pods.as_slice(), containers.as_slice());
         let mut pods_per_message = pods.len().div_ceil(pieces.max(1));
         let mut containers_per_message = containers.len().div_ceil(pieces.max(1));
         let mut messages = 0;
         loop {
             pods_per_message = pods_per_message.min(pods.len());
             containers_per_message = containers_per_message.min(containers.len());
-            let mut request = api::SynchronizeRequest::new();
-            request.pods = pods[..pods_per_message].to_vec();
-            request.containers = containers[..containers_per_message].to_vec();
-            request.more = pods.len() > pods_per_message
-                || containers.len() > containers_per_message
-                || messages + 1 < pieces;
-            let bytes = request.compute_size() as usize + REQUEST_OVERHEAD_BYTES;
+            let bytes = encoded_bytes(&pods[..pods_per_message])
+                + encoded_bytes(&containers[..containers_per_message])
+                + REQUEST_OVERHEAD_BYTES;
             if bytes > MAX_MESSAGE_BYTES {
-                (pods_per_message, containers_per_message) =
-                    smaller(pods_per_message, containers_per_message, bytes)?;
+                let Some(counts) = smaller(pods_per_message, containers_per_message, bytes) else {
+                    self.mux.close().await;
+                    return Err("failed to synchronize plugin with split messages".into());
+                };
+                (pods_per_message, containers_per_message) = counts;
                 continue;
             }
+            let mut request = api::SynchronizeRequest::new();
+            request.pods = pods.drain(..pods_per_message).collect();
+            request.containers = containers.drain(..containers_per_message).collect();
+            request.more = !pods.is_empty() || !containers.is_empty() || messages + 1 < pieces;
             let limit = deadline.saturating_duration_since(tokio::time::Instant::now());
             let answer = self
                 .call_within(limit, self.client.synchronize(within(limit), &request))
@@ -206,11 +208,7 @@ impl Peer {
                         .note(&self.full_name(), What::Synchronized { messages });
                     return Ok(());
                 }
-                Answer::Ok(response) if response.more => {
-                    pods = &pods[pods_per_message..];
-                    containers = &containers[containers_per_message..];
-                    continue;
-                }
+                Answer::Ok(response) if response.more => continue,
                 Answer::Ok(_) => "plugin does not handle split sync requests".into(),
                 Answer::Error(status) => describe(&status),
                 Answer::Lost(reason) => reason,
@@ -539,10 +537,20 @@ fn injected_devices(response: &api::CreateContainerResponse) -> Vec<api::CDIDevi
         .collect()
 }
 
+/// Bytes of these objects as elements of a repeated field: each has a tag and a length before it.
+fn encoded_bytes(objects: &[impl Message]) -> usize {
+    const FRAMING_BYTES: u64 = 6;
+    let bytes: u64 = objects
+        .iter()
+        .map(|object| object.compute_size() + FRAMING_BYTES)
+        .sum();
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
 /// `recalcObjsPerSyncMsg`.
-fn smaller(pods: usize, containers: usize, bytes: usize) -> Result<(usize, usize), String> {
+fn smaller(pods: usize, containers: usize, bytes: usize) -> Option<(usize, usize)> {
     if pods + containers <= MIN_OBJECTS_PER_MESSAGE {
-        return Err("failed to synchronize plugin with split messages".into());
+        return None;
     }
     let scale = |count: usize| {
         let by_size = count * MAX_MESSAGE_BYTES / bytes;
@@ -550,9 +558,9 @@ fn smaller(pods: usize, containers: usize, bytes: usize) -> Result<(usize, usize
     };
     let (pods, containers) = (scale(pods), scale(containers));
     if pods + containers < MIN_OBJECTS_PER_MESSAGE {
-        return Ok((MIN_OBJECTS_PER_MESSAGE / 2, MIN_OBJECTS_PER_MESSAGE / 2));
+        return Some((MIN_OBJECTS_PER_MESSAGE / 2, MIN_OBJECTS_PER_MESSAGE / 2));
     }
-    Ok((pods, containers))
+    Some((pods, containers))
 }
 
 fn is_unimplemented(status: &ttrpc::Status) -> bool {

@@ -257,9 +257,12 @@ async fn a_big_node_is_synchronised_in_several_messages() {
     }
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nri.sock");
-    let runtime = Runtime::start_with(&socket, Options::default(), world)
-        .await
-        .unwrap();
+    // The default of 2 s is enough, but not for an unoptimised build on a busy machine.
+    let options = Options {
+        request_timeout: LIMIT,
+        ..Options::default()
+    };
+    let runtime = Runtime::start_with(&socket, options, world).await.unwrap();
     let plugin = Plugin::connect(&socket, "p", "10", PluginOptions::default())
         .await
         .unwrap();
@@ -268,6 +271,11 @@ async fn a_big_node_is_synchronised_in_several_messages() {
         "{:?}",
         runtime.journal()
     );
+    let journal = runtime.journal();
+    let configured = journal
+        .iter()
+        .find(|entry| matches!(entry.what, What::Configured { .. }));
+    println!("synchronised after {:?}", configured.unwrap().at.elapsed());
     let record = plugin.record();
     assert_eq!(
         (record.synchronized_pods, record.synchronized_containers),
