@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{LIMIT, node, quick};
+use common::{LIMIT, ended, node, quick};
 use nri_lease_sim::fault::silent_client;
 use nri_lease_sim::plugin::{Options as PluginOptions, Plugin};
 use nri_lease_sim::{
@@ -128,7 +128,7 @@ async fn an_event_that_the_runtime_does_not_know_fails_configure() {
             assert!(node.runtime.wait_for_plugin("p", LIMIT).await.is_some());
             assert_eq!(node.runtime.plugins()[0].events, events);
         } else {
-            plugin.closed().await;
+            ended(&plugin).await;
             let reason = format!("invalid plugin events: 0x{events:x}");
             let refused = |entry: &Entry| {
                 entry.what
@@ -303,7 +303,7 @@ async fn a_restarted_runtime_presents_its_pods_and_forgets_whom_it_told() {
         .await
         .unwrap();
     let world = runtime.stop().await;
-    before.closed().await;
+    ended(&before).await;
     assert!(!socket.exists());
     assert!(
         Plugin::connect(&socket, "p", "10", PluginOptions::default())
@@ -340,7 +340,7 @@ async fn a_crashed_runtime_leaves_its_socket_file_and_starts_over_it() {
         .await
         .unwrap();
     runtime.crash().await;
-    plugin.closed().await;
+    ended(&plugin).await;
     assert!(socket.exists());
     let runtime = Runtime::start(&socket, Options::default()).await.unwrap();
     let _plugin = Plugin::connect(&socket, "p", "10", PluginOptions::default())

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{LIMIT, node, quick};
+use common::{LIMIT, ended, node, quick};
 use nri_lease_sim::plugin::{Behaviour, Options as PluginOptions, Plugin};
 use nri_lease_sim::{Entry, Fault, Options, PodSpec, What};
 use std::time::Duration;
@@ -58,7 +58,7 @@ async fn a_refused_mask_closes_the_connection_once() {
     let plugin = Plugin::connect(&node.socket, "p", "10", PluginOptions::default())
         .await
         .unwrap();
-    plugin.closed().await;
+    ended(&plugin).await;
     let refused = |entry: &Entry| matches!(&entry.what, What::NotStarted { reason } if reason.starts_with("invalid plugin events"));
     assert!(node.runtime.wait_for_entry(LIMIT, refused).await.is_some());
     let _again = node.plugin("p", "10", PluginOptions::default()).await;
@@ -77,7 +77,7 @@ async fn broken_frames_end_the_connection_and_nothing_else() {
         let victim = node.plugin("victim", "10", PluginOptions::default()).await;
         let other = node.plugin("other", "20", PluginOptions::default()).await;
         node.runtime.inject(fault("victim".into())).await.unwrap();
-        victim.closed().await;
+        ended(&victim).await;
         assert!(node.runtime.wait_for_plugin_gone("victim", LIMIT).await);
         let pod = node
             .runtime
@@ -107,7 +107,7 @@ async fn garbage_and_a_half_frame_make_the_next_call_late() {
             .unwrap();
         assert!(!victim.record().has("RunPodSandbox", &pod.0), "{fault:?}");
         assert!(node.runtime.plugins().is_empty(), "{fault:?}");
-        victim.closed().await;
+        ended(&victim).await;
     }
 }
 
@@ -153,7 +153,7 @@ async fn a_plugin_that_fails_to_synchronise_is_not_listed() {
             node.runtime.wait_for_entry(LIMIT, failed).await.is_some(),
             "{behaviour:?}"
         );
-        plugin.closed().await;
+        ended(&plugin).await;
         assert!(node.runtime.plugins().is_empty());
         // And requests go on.
         node.runtime
@@ -197,6 +197,6 @@ async fn a_plugin_that_sends_too_large_a_frame_is_dropped_as_by_go() {
     bytes.extend_from_slice(&4097u32.to_be_bytes());
     bytes.resize(8 + 4097, 0);
     plugin.write_raw(bytes).await.unwrap();
-    plugin.closed().await;
+    ended(&plugin).await;
     assert!(node.runtime.wait_for_plugin_gone("p", LIMIT).await);
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{LIMIT, node, quick};
+use common::{LIMIT, ended, node, quick};
 use nri_lease_proto::nri::nri::Event;
 use nri_lease_sim::plugin::{Behaviour, Options as PluginOptions, event_mask};
 use nri_lease_sim::{ContainerSpec, NriVersion, Options, PodSpec, RequestError, What};
@@ -261,7 +261,7 @@ async fn a_late_plugin_is_closed_and_skipped_and_still_listed_for_the_validator(
         .await
         .expect("goes on without the plugin");
     assert!(!late.record().has("CreateContainer", &container.0));
-    late.closed().await;
+    ended(&late).await;
     let validated = validator.record().validated.back().cloned().unwrap();
     assert_eq!(validated.plugins[0], ("late".into(), "10".into()));
     assert_eq!(
@@ -293,7 +293,7 @@ async fn a_late_plugin_is_closed_in_the_kernel_before_the_next_is_called() {
         .run_pod_sandbox(PodSpec::new("a", "b"))
         .await
         .unwrap();
-    late.closed().await;
+    ended(&late).await;
     let journal = node.runtime.journal();
     let position = |wanted: &dyn Fn(&What) -> bool| {
         journal

@@ -50,3 +50,10 @@ pub fn quick(options: Options) -> Options {
         ..options
     }
 }
+
+/// Waits until the plugin's connection has ended.
+pub async fn ended(plugin: &Plugin) {
+    tokio::time::timeout(LIMIT, plugin.closed())
+        .await
+        .expect("the connection ends");
+}
