@@ -12,8 +12,10 @@
 mod actor;
 pub mod binding;
 pub mod fence;
+mod mailbox;
 pub mod netns;
 pub mod proc;
+mod process;
 mod scan;
 mod sys;
 mod tracker;

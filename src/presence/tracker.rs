@@ -13,7 +13,8 @@ use nix::sys::stat::fstat;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, oneshot};
 
-use super::actor::{self, Command, Mailbox};
+use super::actor::{self, Command};
+use super::mailbox::Mailbox;
 use super::proc::ProcessKey;
 use super::unix_diag::VfsId;
 use super::view::View;
