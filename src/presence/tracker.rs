@@ -243,4 +243,10 @@ impl Tracker {
             .fences_opened
             .load(std::sync::atomic::Ordering::Relaxed)
     }
+
+    /// Network namespaces other than the daemon's own that are open for holders: a metric.
+    pub fn namespaces_open(&self) -> usize {
+        let view = self.shared.view.load();
+        view.netns.as_ref().map_or(0, |netns| netns.open_count())
+    }
 }
