@@ -27,7 +27,7 @@ use super::mailbox::{self, Inbox, Mailbox, WeakMailbox};
 use super::netns::{Asker, NetnsCache};
 use super::proc::{self, ProcError, ProcessKey};
 use super::process::WatchedProcess;
-use super::scan::{Far, Handle, Scan, is_open, scan};
+use super::scan::{Far, Handle, RuntimeEnd, Scan, is_open, scan};
 use super::tracker::{BindingRecord, Event, HolderSpec, OwnFence, OwnSocket, RuntimeId, Settled};
 use super::unix_diag::{self, Detail, VfsId};
 use super::view::{HookBinding, Unwatched, View, ViewProcess, ViewRuntime};
@@ -113,7 +113,8 @@ pub(super) struct Shared {
 struct Runtime {
     socket_path: PathBuf,
     listener: Option<VfsId>,
-    pid: Option<u32>,
+    /// The process that listens, if it is visible from here.
+    process: Option<Arc<WatchedProcess>>,
     fence: Option<OpenFence>,
     /// Failed fences in a row, and when to try again.
     failures: u32,
@@ -162,6 +163,8 @@ struct Actor {
     /// Answered once the view that has the result is published.
     scanned: Vec<oneshot::Sender<()>>,
     imported: Vec<BindingRecord>,
+    /// Something came back from there, and its other end is still to be looked up.
+    is_restored: bool,
     next_sweep: Instant,
     next_verify: Instant,
     fast_until: Instant,
@@ -192,6 +195,7 @@ pub(super) fn start() -> io::Result<(Mailbox, Arc<Shared>)> {
         settling: Vec::new(),
         scanned: Vec::new(),
         imported: Vec::new(),
+        is_restored: false,
         next_sweep: now,
         next_verify: now + VERIFY,
         fast_until: now,
@@ -229,6 +233,11 @@ impl Actor {
                 self.next_verify = now + VERIFY;
             }
             self.scan_settling();
+            if std::mem::take(&mut self.is_restored) {
+                for identity in self.identities() {
+                    self.find_runtime_ends(identity.runtime);
+                }
+            }
             self.start_fences();
             self.publish();
             self.answer();
@@ -311,7 +320,7 @@ impl Actor {
         self.runtimes.entry(runtime).or_insert(Runtime {
             socket_path,
             listener: None,
-            pid: None,
+            process: None,
             fence: None,
             failures: 0,
             retry_at: now,
@@ -355,7 +364,7 @@ impl Actor {
         let now = Instant::now();
         if let Some(lost) = self.runtimes.get_mut(&runtime) {
             lost.listener = None;
-            lost.pid = None;
+            lost.process = None;
             lost.fence = None;
             lost.failures = 0;
             lost.retry_at = now;
@@ -460,6 +469,39 @@ impl Actor {
             let bound = bindings.bind(&fence, now_ns, |c| is_surely_open(process, c));
             self.is_dirty |= bindings.drop_forgotten(|_| false) || bound;
         }
+        self.find_runtime_ends(runtime);
+    }
+
+    /// Looks up, once, where the runtime has its ends of newly bound connections.
+    fn find_runtime_ends(&mut self, runtime: RuntimeId) {
+        let known = self.runtimes.get(&runtime);
+        let Some(process) = known.and_then(|r| r.process.clone()) else {
+            return;
+        };
+        let mut table: Option<HashMap<u64, u32>> = None;
+        for tracked in self.processes.values_mut() {
+            let connections = tracked.bindings.connections().iter();
+            let is_complete = connections
+                .filter(|c| c.state == ConnectionState::Bound && c.runtime == Some(runtime))
+                .all(|c| c.handle.runtime_end.is_some());
+            if is_complete {
+                continue;
+            }
+            let table = table.get_or_insert_with(|| {
+                let sockets = process.sockets().into_iter();
+                sockets.map(|(fd, inode)| (inode, fd)).collect()
+            });
+            for handle in Arc::make_mut(&mut tracked.bindings).bound_handles_mut(runtime) {
+                // Not there: accepted by another process than the one that listens.
+                if let Some(fd) = table.get(&handle.peer) {
+                    handle.runtime_end = Some(RuntimeEnd {
+                        process: process.clone(),
+                        fd: *fd,
+                    });
+                    self.is_dirty = true;
+                }
+            }
+        }
     }
 
     fn hook_bound(&mut self, proof: HookBinding) {
@@ -487,6 +529,7 @@ impl Actor {
         bindings.bind_proved(&fence, &ids, now_ns, |c| is_surely_open(process, c));
         bindings.drop_forgotten(|_| false);
         self.is_dirty = true;
+        self.find_runtime_ends(proof.runtime);
     }
 
     /// Takes note of which listening socket, and which process, is behind a runtime's path.
@@ -496,12 +539,20 @@ impl Actor {
         };
         known.failures = 0;
         known.retry_at = Instant::now();
-        let pid = passed.runtime_pid.or(known.pid);
-        if known.listener == Some(passed.listener) && known.pid == pid {
+        let seen = known.process.as_ref().filter(|p| !p.has_ended());
+        let is_same_process = match passed.runtime_pid {
+            Some(pid) => seen.is_some_and(|p| p.key.pid == pid),
+            None => true,
+        };
+        if known.listener == Some(passed.listener) && is_same_process {
             return;
         }
+        if !is_same_process {
+            let key = passed.runtime_pid.and_then(|p| ProcessKey::of(p).ok());
+            let process = key.and_then(|key| WatchedProcess::open(key).ok());
+            known.process = process.map(Arc::new);
+        }
         known.listener = Some(passed.listener);
-        known.pid = pid;
         self.is_dirty = true;
         self.nothing_is_foreign();
         let identities = self.identities();
@@ -666,8 +717,8 @@ impl Actor {
             let far = match socket.far {
                 Far::Unaccepted => Some(FarEnd::Unaccepted),
                 Far::Listener { file, .. } => Some(FarEnd::Listener(file)),
-                Far::Unnamed { peer } => runtime_sockets
-                    .owner(&self.runtimes, peer)
+                Far::Unnamed => runtime_sockets
+                    .owner(&self.runtimes, socket.handle.peer)
                     .map(FarEnd::Launched),
             };
             match far {
@@ -675,7 +726,7 @@ impl Actor {
                     connections.push((socket.id, far, socket.handle));
                 }
                 Some(_) => foreign.push(socket.id.inode),
-                None if self.runtimes.values().all(|r| r.pid.is_some()) => {
+                None if self.runtimes.values().all(|r| r.process.is_some()) => {
                     foreign.push(socket.id.inode);
                 }
                 None => {}
@@ -895,6 +946,7 @@ impl Actor {
             };
             let bindings = Arc::make_mut(&mut tracked.bindings);
             bindings.restore(connection, *runtime, found.is_none());
+            self.is_restored |= found.is_some();
             self.is_dirty = true;
         }
     }
@@ -918,7 +970,7 @@ impl Actor {
             let seen = ViewRuntime {
                 socket_path: r.socket_path.clone(),
                 identity: self.identity(*id),
-                pid: r.pid,
+                pid: r.process.as_ref().map(|p| p.key.pid),
             };
             (*id, seen)
         });
@@ -972,7 +1024,7 @@ struct RuntimeSockets(HashMap<RuntimeId, HashSet<u64>>);
 impl RuntimeSockets {
     fn owner(&mut self, runtimes: &BTreeMap<RuntimeId, Runtime>, socket: u64) -> Option<RuntimeId> {
         let holds = |(id, runtime): (&RuntimeId, &Runtime)| {
-            let pid = runtime.pid?;
+            let pid = runtime.process.as_ref()?.key.pid;
             let sockets = self.0.entry(*id);
             let sockets = sockets.or_insert_with(|| proc::socket_inodes(pid).unwrap_or_default());
             sockets.contains(&socket).then_some(*id)
@@ -1039,6 +1091,8 @@ fn unused_handle(own: &Arc<super::netns::Netns>) -> Handle {
     Handle {
         netns: own.clone(),
         fd: u32::MAX,
+        peer: 0,
+        runtime_end: None,
     }
 }
 
@@ -1052,7 +1106,7 @@ pub(super) fn find_connection_owner(shared: &Shared, pid: u32) -> Option<Process
             launched.insert(*id, proc::socket_inodes(pid).unwrap_or_default());
         }
     }
-    let leads_to_runtime = |far: &Far| match far {
+    let leads_to_runtime = |far: &Far, peer: u64| match far {
         Far::Unaccepted => false,
         Far::Listener { file, name } => view.runtimes.values().any(|r| match r.identity.listener {
             Some(listener) => listener == *file,
@@ -1061,13 +1115,15 @@ pub(super) fn find_connection_owner(shared: &Shared, pid: u32) -> Option<Process
                 name.strip_suffix(&[0]).unwrap_or(name) == path
             }
         }),
-        Far::Unnamed { peer } => launched.values().any(|sockets| sockets.contains(peer)),
+        Far::Unnamed => launched.values().any(|sockets| sockets.contains(&peer)),
     };
     let candidates = std::iter::once(pid).chain(proc::descendants(pid, MAX_DESCENDANTS));
     let mut owners = candidates.filter_map(|pid| {
         let process = WatchedProcess::open(ProcessKey::of(pid).ok()?).ok()?;
         let found = scan(&process, netns, Asker::Tracker, |_| false).found;
-        let owns = found.iter().any(|f| leads_to_runtime(&f.far));
+        let owns = found
+            .iter()
+            .any(|f| leads_to_runtime(&f.far, f.handle.peer));
         owns.then_some(process.key)
     });
     owners.next()

@@ -148,6 +148,14 @@ impl<H> ProcessBindings<H> {
         &self.connections
     }
 
+    /// The handles of bound connections to this runtime, to be completed.
+    pub fn bound_handles_mut(&mut self, runtime: RuntimeId) -> impl Iterator<Item = &mut H> {
+        self.connections
+            .iter_mut()
+            .filter(move |c| c.state == ConnectionState::Bound && c.runtime == Some(runtime))
+            .map(|c| &mut c.handle)
+    }
+
     /// An open or pending connection was seen. Returns whether anything changed.
     pub fn observe(
         &mut self,
@@ -167,6 +175,7 @@ impl<H> ProcessBindings<H> {
             if newly_accepted {
                 known.far = far;
                 known.state = state;
+                known.handle = handle;
             }
             return newly_accepted;
         }

@@ -22,6 +22,21 @@ pub(super) struct Handle {
     pub netns: Arc<Netns>,
     /// The descriptor it was seen at; it may have moved.
     pub fd: u32,
+    /// The inode of the other end; 0 while it is not accepted.
+    pub peer: u64,
+    /// The other end in the runtime's own descriptor table, once it is known.
+    pub runtime_end: Option<RuntimeEnd>,
+}
+
+/// Where the runtime holds its end of a connection.
+///
+/// Go closes a descriptor with close(2), but a child between fork and exec (containerd starts
+/// shims all the time) holds a copy until it execs, and so long the kernel sees the socket open
+/// on both sides. The runtime's own table tells at once.
+#[derive(Clone, Debug)]
+pub(super) struct RuntimeEnd {
+    pub process: Arc<WatchedProcess>,
+    pub fd: u32,
 }
 
 /// Who is at the other end, by the kernel's word alone.
@@ -33,9 +48,7 @@ pub(super) enum Far {
         name: Vec<u8>,
     },
     /// Neither end has a name: a socketpair.
-    Unnamed {
-        peer: u64,
-    },
+    Unnamed,
 }
 
 /// What one scan found.
@@ -81,7 +94,12 @@ pub(super) fn scan(
                     cookie: socket.cookie,
                 },
                 far,
-                handle: Handle { netns, fd },
+                handle: Handle {
+                    netns,
+                    fd,
+                    peer: socket.peer.unwrap_or(0),
+                    runtime_end: None,
+                },
             }),
             Look::Foreign => scan.foreign.push(inode),
             Look::Nothing => {}
@@ -159,7 +177,7 @@ fn look(netns: &Netns, asker: Asker, socket: &UnixSocket) -> Look {
             file,
             name: name.unwrap_or_default(),
         }),
-        Ok(Some(UnixSocket { name: None, .. })) => Look::Connection(Far::Unnamed { peer }),
+        Ok(Some(UnixSocket { name: None, .. })) => Look::Connection(Far::Unnamed),
         // An abstract name: NRI sockets are files.
         Ok(Some(_)) => Look::Foreign,
         Ok(None) | Err(_) => Look::Nothing,
@@ -175,6 +193,11 @@ pub(super) fn is_open(
 ) -> Result<bool, String> {
     // Sharing the socket with a child or another process does not count as having it.
     if !process.holds(id.inode, handle.fd) {
+        return Ok(false);
+    }
+    if let Some(end) = &handle.runtime_end
+        && !end.process.holds(handle.peer, end.fd)
+    {
         return Ok(false);
     }
     let answer = handle

@@ -136,6 +136,17 @@ async fn a_connection_the_runtime_closes_is_broken_at_once() {
 }
 
 #[tokio::test]
+async fn a_child_that_the_runtime_is_starting_hides_no_close() {
+    let node = Node::start();
+    let (plugin, _) = node.bound(Place::Host).await;
+    let mut child = node.runtime.close_oldest_of_during_a_fork(plugin.pid);
+    let presence = node.check(plugin.key());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(presence, Presence::Broken);
+}
+
+#[tokio::test]
 async fn a_reconnected_plugin_is_present_again() {
     let node = Node::start();
     let (mut plugin, _) = node.bound(Place::Host).await;

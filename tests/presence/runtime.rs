@@ -5,11 +5,13 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
@@ -72,9 +74,23 @@ impl Runtime {
 
     /// Closes the oldest connection of a process, as after a timeout.
     pub fn close_oldest_of(&self, pid: u32) {
+        drop(self.take_oldest_of(pid));
+    }
+
+    /// The same while a child of the runtime has a copy of its end, as between fork and exec.
+    pub fn close_oldest_of_during_a_fork(&self, pid: u32) -> Child {
+        let connection = self.take_oldest_of(pid);
+        let flags = FcntlArg::F_SETFD(FdFlag::empty());
+        fcntl(connection.as_fd(), flags).unwrap();
+        let child = Command::new("sleep").arg("120").spawn().unwrap();
+        drop(connection);
+        child
+    }
+
+    fn take_oldest_of(&self, pid: u32) -> UnixStream {
         let mut state = self.state.lock().unwrap();
         let at = state.accepted.iter().position(|(p, _)| *p == pid);
-        state.accepted.remove(at.expect("a connection to close"));
+        state.accepted.remove(at.expect("a connection to close")).1
     }
 }
 
