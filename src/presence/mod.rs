@@ -14,6 +14,7 @@ pub mod binding;
 pub mod fence;
 mod mailbox;
 pub mod netns;
+mod owner;
 pub mod proc;
 mod process;
 mod scan;

@@ -15,6 +15,7 @@ use tokio::sync::{broadcast, oneshot};
 
 use super::actor::{self, Command};
 use super::mailbox::Mailbox;
+use super::owner;
 use super::proc::ProcessKey;
 use super::unix_diag::VfsId;
 use super::view::View;
@@ -206,7 +207,7 @@ impl Tracker {
     /// neither has one. Reads /proc, some milliseconds on a busy node: not for hooks, and to be
     /// called through `spawn_blocking`.
     pub fn find_connection_owner(&self, pid: u32) -> Option<ProcessKey> {
-        actor::find_connection_owner(&self.shared, pid)
+        owner::find_connection_owner(&self.shared.view.load_full(), pid)
     }
 
     /// The published view; lock-free.

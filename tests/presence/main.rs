@@ -1,6 +1,9 @@
 //! Presence against the real kernel: processes, sockets and namespaces as they are, and only the
 //! runtime's accept loop played by the test. Needs root, for the namespaces.
 
+// Helpers of tests are tests, too.
+#![allow(clippy::unwrap_used)]
+
 mod plugin;
 mod runtime;
 

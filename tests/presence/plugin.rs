@@ -156,6 +156,7 @@ fn plugin_process() {
         return;
     }
     let mut sockets: HashMap<u64, UnixStream> = HashMap::new();
+    let mut children = Vec::new();
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let (command, argument) = line.split_once(' ').unwrap_or((&line, ""));
@@ -180,7 +181,9 @@ fn plugin_process() {
                 fcntl(socket.as_fd(), flags).unwrap();
                 let child = Command::new("sleep").arg("120").spawn().unwrap();
                 assert!(socket.as_raw_fd() > 2);
-                u64::from(child.id())
+                let pid = child.id();
+                children.push(child);
+                u64::from(pid)
             }
             other => panic!("unknown command {other}"),
         };
