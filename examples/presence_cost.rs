@@ -48,12 +48,21 @@ async fn measure(path: &std::path::Path, count: usize) {
         process: *process,
         connection_inode: None,
     };
+    let began = Instant::now();
     tracker.set_holders(keys.iter().map(spec).collect());
+    tracker.rescan_now(keys[0]).await;
+    println!("{count:4} holders: tracked in {:?}", began.elapsed());
     let mut settles = Vec::new();
     for key in &keys {
         let began = Instant::now();
         tracker.settle(*key, Duration::from_secs(10)).await;
         settles.push(began.elapsed());
+    }
+    let mut rescans = Vec::new();
+    for key in &keys {
+        let began = Instant::now();
+        tracker.rescan_now(*key).await;
+        rescans.push(began.elapsed());
     }
     let view = tracker.view();
     let mut checks = Vec::with_capacity(ROUNDS);
@@ -76,6 +85,7 @@ async fn measure(path: &std::path::Path, count: usize) {
         "{count:4} holders: check {}; all {all:?}",
         quantiles(checks)
     );
+    println!("              rescan {}", quantiles(rescans));
     println!(
         "              settle {}; fences {}; idle CPU {:.2}%",
         quantiles(settles),

@@ -167,7 +167,8 @@ pub fn socket_inodes(pid: u32) -> io::Result<HashSet<u64>> {
     Ok(inodes)
 }
 
-fn socket_inode(link: &str) -> Option<u64> {
+/// The inode in the target of a /proc/PID/fd link, `socket:[INODE]`.
+pub(super) fn socket_inode(link: &str) -> Option<u64> {
     link.strip_prefix("socket:[")?
         .strip_suffix(']')?
         .parse()

@@ -1,13 +1,14 @@
 //! A handle on one process that no other process can take over: everything is read through a
 //! descriptor of its /proc directory, which answers ESRCH once it has ended.
 
+use std::ffi::CStr;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::sys::stat::{Mode, SFlag, fstatat};
+use nix::sys::stat::{Mode, fstatat};
 
-use super::proc::{ProcError, ProcessKey, start_time_of};
+use super::proc::{ProcError, ProcessKey, socket_inode, start_time_of};
 use super::sys;
 
 /// Descriptors looked at per process and scan.
@@ -64,11 +65,13 @@ impl WatchedProcess {
     }
 
     /// The inode of the socket at descriptor `fd`; `None` when there is none, or no process.
+    ///
+    /// By the link's text. stat(2) on the link would ask the file system of whatever is open
+    /// there, and hang with it, if it is a network file system that hangs.
     pub(super) fn socket_at(&self, fd: u32) -> Option<u64> {
-        // stat follows /proc's magic link to the socket itself, without opening it.
-        let stat = fstatat(&self.directory, FdPath::new(fd).as_str(), AtFlags::empty()).ok()?;
-        let is_socket = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFSOCK;
-        is_socket.then_some(stat.st_ino)
+        let mut buffer = [0; 64];
+        let link = sys::readlinkat(&self.directory, FdPath::new(fd).as_c_str(), &mut buffer);
+        socket_inode(std::str::from_utf8(link.ok()?).ok()?)
     }
 
     /// All sockets in the descriptor table as (descriptor, inode), lowest descriptor first.
@@ -135,6 +138,7 @@ impl WatchedProcess {
 
 /// `fd/NUMBER` without an allocation: this is read in hooks.
 struct FdPath {
+    /// Filled from the end; the last byte stays 0.
     bytes: [u8; 16],
     start: usize,
 }
@@ -143,7 +147,7 @@ impl FdPath {
     fn new(fd: u32) -> Self {
         let mut path = Self {
             bytes: [0; 16],
-            start: 16,
+            start: 15,
         };
         let mut rest = fd;
         loop {
@@ -164,9 +168,8 @@ impl FdPath {
         self.bytes[self.start] = byte;
     }
 
-    fn as_str(&self) -> &str {
-        // Only ASCII was pushed.
-        std::str::from_utf8(&self.bytes[self.start..]).unwrap_or("")
+    fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes[self.start..]).unwrap_or_default()
     }
 }
 
@@ -177,7 +180,10 @@ mod tests {
     #[test]
     fn descriptor_paths_are_spelled_right() {
         for fd in [0, 7, 10, 1024, u32::MAX] {
-            assert_eq!(FdPath::new(fd).as_str(), format!("fd/{fd}"));
+            assert_eq!(
+                FdPath::new(fd).as_c_str().to_str().unwrap(),
+                format!("fd/{fd}")
+            );
         }
     }
 

@@ -1,6 +1,7 @@
-//! The three system calls no crate here wraps, and the clock. The only unsafe code of `presence`.
+//! The system calls no crate here wraps (or not without an allocation), and the clock. The only unsafe code of `presence`.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -56,6 +57,27 @@ pub(super) fn socket_domain(socket: impl AsFd) -> io::Result<libc::c_int> {
         return Err(io::Error::last_os_error());
     }
     Ok(domain)
+}
+
+/// readlinkat(2) into a small buffer: hooks do this for every connection. A longer target is cut.
+pub(super) fn readlinkat<'a>(
+    directory: impl AsFd,
+    path: &CStr,
+    buffer: &'a mut [u8],
+) -> io::Result<&'a [u8]> {
+    // SAFETY: the path ends with a NUL, and the kernel writes at most `buffer.len()` bytes.
+    let length = unsafe {
+        libc::readlinkat(
+            directory.as_fd().as_raw_fd(),
+            path.as_ptr(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+        )
+    };
+    match usize::try_from(length) {
+        Ok(length) => Ok(&buffer[..length.min(buffer.len())]),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
 }
 
 fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {

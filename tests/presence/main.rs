@@ -501,3 +501,19 @@ async fn who_is_in_no_lease_is_not_watched() {
     });
     assert_eq!(node.check(plugin.key()), Presence::NeverConnected);
 }
+
+#[tokio::test]
+async fn the_tracker_ends_with_its_last_handle() {
+    let node = Node::start();
+    let (_plugin, _) = node.bound(Place::OwnNamespaces).await;
+    let shared = std::sync::Arc::downgrade(&node.tracker.view_cell());
+    let view = node.tracker.view();
+    let clone = node.tracker.clone();
+    drop(node.tracker);
+    clone.rescan_now(ProcessKey::of(1).unwrap()).await;
+    assert!(shared.upgrade().is_some());
+    drop(clone);
+    // A view that a hook still has keeps nothing running.
+    eventually("the thread to end", || shared.upgrade().is_none());
+    drop(view);
+}
