@@ -1,1 +1,3 @@
 //! nri-lease: keeps pods from starting without their required NRI plugins.
+
+pub mod cli;
