@@ -19,6 +19,7 @@ pub mod interrupt;
 pub mod list;
 pub mod pause;
 pub mod pins;
+pub mod polled;
 pub mod process;
 pub mod register;
 pub mod release;

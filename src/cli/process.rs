@@ -2,16 +2,17 @@
 
 use std::os::fd::OwnedFd;
 
+use nix::poll::PollFlags;
 use nri_lease_proto::lease::types::Subject;
 use nri_lease_proto::protobuf::MessageField;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
 use super::error::{CliError, Complaint};
+use super::polled;
 
 /// A handle on a process that cannot come to mean another one.
-pub struct Watched(AsyncFd<OwnedFd>);
+pub struct Watched(OwnedFd);
 
 impl Watched {
     /// Opens the process.
@@ -20,33 +21,28 @@ impl Watched {
     /// [`CliError::NotFound`] when there is none with this pid, [`CliError::Failed`] when the
     /// kernel has no pidfd (before Linux 5.3).
     pub fn open(pid: i32) -> Result<Watched, CliError> {
+        let opened = Pid::from_raw(pid)
+            .ok_or(Errno::SRCH)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let attempt = format!("watch the process {pid}");
-        let no_process = |attempt: String| {
-            CliError::NotFound(Complaint::new(
+        match opened {
+            Ok(fd) => Ok(Watched(fd)),
+            Err(Errno::SRCH) => Err(CliError::NotFound(Complaint::new(
                 attempt,
                 "there is no such process",
                 "Is it the pid in this pid namespace? ps -e",
-            ))
-        };
-        let failed = |error: std::io::Error| {
-            CliError::Failed(Complaint::new(attempt.clone(), error.to_string(), ""))
-        };
-        let Some(target) = Pid::from_raw(pid) else {
-            return Err(no_process(attempt));
-        };
-        match pidfd_open(target, PidfdFlags::NONBLOCK) {
-            Ok(fd) => AsyncFd::register_with_interest(fd, Interest::READABLE)
-                .map(Watched)
-                .map_err(failed),
-            Err(rustix::io::Errno::SRCH) => Err(no_process(attempt)),
-            Err(error) => Err(failed(error.into())),
+            ))),
+            Err(error) => Err(CliError::Failed(Complaint::new(
+                attempt,
+                error.to_string(),
+                "",
+            ))),
         }
     }
 
     /// Returns when the process has ended (a pidfd becomes readable then, pidfd_open(2)).
-    pub async fn ended(&self) {
-        // An error means that the reactor is gone, and with it this task.
-        let _ = self.0.readable().await;
+    pub async fn ended(self) {
+        polled::ready(self.0, PollFlags::POLLIN).await;
     }
 }
 

@@ -70,7 +70,7 @@ pub async fn run(args: Args, session: &Session) -> Result<(), CliError> {
     let renewal = Renewal::new(daemon, &request, &answer);
     tokio::select! {
         refused = renewal.keep(registry) => Err(refused),
-        () = ended(&process) => {
+        () = ended(process) => {
             complain(&format!(
                 "the process {} of {} has ended; its lease runs out unless it registers again",
                 args.pid.unwrap_or_default(), request.plugin,
@@ -127,7 +127,7 @@ fn announce(
     )
 }
 
-async fn ended(process: &Option<Watched>) {
+async fn ended(process: Option<Watched>) {
     match process {
         Some(process) => process.ended().await,
         None => std::future::pending().await,

@@ -1,15 +1,18 @@
 //! `watch`: events as they happen, one a line, until interrupted, until the reader leaves or until
 //! the daemon ends.
 
+use std::os::fd::AsFd;
+use std::pin::pin;
+
+use nix::poll::PollFlags;
 use nri_lease_proto::lease::admin::WatchRequest;
 use nri_lease_proto::lease::types::Event;
 use nri_lease_proto::ttrpc;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
 use super::client::from_rpc;
 use super::error::CliError;
 use super::interrupt::Interrupt;
+use super::polled;
 use super::render::{self, Format, escape};
 use super::view::decision::EventView;
 use super::{Session, arguments, complain};
@@ -33,11 +36,12 @@ pub async fn run(args: Args, session: &Session) -> Result<(), CliError> {
     // No time limit: events come when they come.
     let stream = admin.watch(ttrpc::context::with_timeout(0), &request);
     let mut events = daemon.call("watch events", stream).await?;
+    let mut reader_left = pin!(reader_left());
     loop {
         let received = tokio::select! {
             received = events.recv() => received,
             _ = interrupt.received() => return Ok(()),
-            () = reader_left() => return Ok(()),
+            () = &mut reader_left => return Ok(()),
         };
         match received {
             Ok(Some(event)) => print(session, &event)?,
@@ -85,13 +89,11 @@ fn line(event: &EventView) -> String {
 }
 
 /// Returns when stdout is a pipe or socket whose other end is closed: without it a quiet watch
-/// would outlive its reader until the next event. Never returns for other kinds of stdout.
+/// would outlive its reader until the next event. Never returns for a file.
 async fn reader_left() {
-    match AsyncFd::register_with_interest(std::io::stdout(), Interest::ERROR) {
-        Ok(stdout) => {
-            let _ = stdout.ready(Interest::ERROR).await;
-        }
-        // A file cannot be polled, and has no reader that leaves.
+    match std::io::stdout().as_fd().try_clone_to_owned() {
+        // poll(2) reports errors without being asked for them.
+        Ok(stdout) => polled::ready(stdout, PollFlags::empty()).await,
         Err(_) => std::future::pending().await,
     }
 }
