@@ -1,6 +1,9 @@
 //! The command line as a person or a script sees it: the real binary against a daemon with canned
 //! answers. What the daemon does with a request is for the whole-program tests.
 
+// clippy.toml allows unwrap in test functions; this covers what they share.
+#![allow(clippy::unwrap_used)]
+
 mod fake;
 
 use std::io::{BufRead, BufReader, Read};
@@ -164,7 +167,15 @@ fn list_has_the_documented_columns() {
     );
     assert_eq!(
         words(lines.next().unwrap()),
-        ["dra.net", "present", "1", "1 rule", "enforce", "1m", "41s"]
+        [
+            "dra.net",
+            "present",
+            "1",
+            "namespaces=[prod-*] operations=[container]",
+            "enforce",
+            "1m",
+            "41s"
+        ]
     );
     let wide = printed(&fake, &["list", "-o", "wide"]);
     assert_eq!(
@@ -540,6 +551,60 @@ fn register_renews_until_it_is_stopped_and_does_not_release() {
     for sent in ["ttl {seconds: 30}", "index: \"10\"", "mode: MODE_AUDIT"] {
         assert!(fake.answers.has(sent), "{sent}");
     }
+}
+
+#[test]
+fn register_goes_on_when_nobody_reads_its_output() {
+    let fake = Fake::start();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = command(fake.path(), &["register", "dra.net"]);
+    command.stdout(writer).stderr(Stdio::piped());
+    let register = Running(command.spawn().unwrap());
+    fake.answers.wait_for("renew", 2);
+    register.signal(Signal::SIGTERM);
+    assert_eq!(register.end().0, 0);
+}
+
+#[test]
+fn register_keeps_trying_while_the_daemon_is_away() {
+    let mut first = Fake::start();
+    let mut register = Running::start(&first, &["register", "dra.net"]);
+    first.answers.wait_for("renew", 1);
+    first.kill();
+    let mut line = String::new();
+    let mut err = BufReader::new(register.0.stderr.take().unwrap());
+    while !line.contains("nobody listens") {
+        assert_ne!(err.read_line(&mut line).unwrap(), 0, "gave up: {line}");
+    }
+    register.signal(Signal::SIGTERM);
+    assert_eq!(register.end().0, 0);
+}
+
+#[test]
+fn register_ends_when_it_is_no_longer_permitted() {
+    let fake = Fake::with(Answers {
+        forgets: true,
+        denies_second: true,
+        ..Default::default()
+    });
+    let (code, _, err) = Running::start(&fake, &["register", "dra.net"]).end();
+    assert_eq!(code, 5, "{err}");
+    assert_eq!(fake.answers.count("register"), 2);
+}
+
+#[test]
+fn register_renews_a_lease_that_it_may_not_register_again() {
+    let fake = Fake::with(Answers {
+        forgets: true,
+        full_second: true,
+        ..Default::default()
+    });
+    let register = Running::start(&fake, &["register", "dra.net"]);
+    fake.answers.wait_for("renew", 4);
+    assert_eq!(fake.answers.count("register"), 2, "renewing was enough");
+    register.signal(Signal::SIGTERM);
+    assert_eq!(register.end().0, 0);
 }
 
 #[test]

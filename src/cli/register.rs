@@ -24,6 +24,7 @@ use super::{Session, arguments, complain, scope_file};
 /// Arguments of `register`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
     /// How long the plugin stays required without a renewal [default: the daemon's, 60s].
@@ -39,7 +40,8 @@ pub struct Args {
     /// The index the plugin registers with at the runtime, two digits.
     #[arg(long, value_name = "NN", value_parser = arguments::index)]
     index: Option<String>,
-    /// The plugin's process [default: this command]. Ends when it ends.
+    /// The plugin's process, in the host's pid namespace [default: this command]. When it ends,
+    /// renewing ends too.
     #[arg(long, value_parser = arguments::pid)]
     pid: Option<i32>,
     /// Register and return, without renewing.
@@ -62,7 +64,11 @@ pub async fn run(args: Args, session: &Session) -> Result<(), CliError> {
         answer = renewal::register(daemon, &registry, &request) => answer?,
         signal = interrupt.received() => return stop(&args, &request, daemon, signal).await,
     };
-    announce(session, &request, &answer, args.once)?;
+    match announce(session, &request, &answer, args.once) {
+        // The lease is there; that nobody reads about it is no reason to stop renewing it.
+        Ok(()) | Err(CliError::BrokenPipe) => {}
+        Err(error) => return Err(error),
+    }
     if args.once {
         return Ok(());
     }

@@ -17,6 +17,8 @@ use super::error::CliError;
 
 /// When the daemon does not say how often to renew: a third of the default TTL of 60 s.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(20);
+/// A call gets at least this long, however often the daemon wants renewals.
+const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// First pause before another attempt; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause before another attempt. The shortest TTL is 5 s.
@@ -47,7 +49,7 @@ impl Renewal {
         Renewal {
             daemon: Daemon {
                 // A call that hangs must not use up the TTL.
-                timeout: daemon.timeout.min(interval),
+                timeout: daemon.timeout.min(interval.max(SHORTEST_TIMEOUT)),
                 ..daemon.clone()
             },
             request: request.clone(),

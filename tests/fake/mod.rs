@@ -36,6 +36,10 @@ pub struct Answers {
     pub empty: bool,
     /// The first Renew is answered with NOT_FOUND.
     pub forgets: bool,
+    /// Further Registers are answered with PERMISSION_DENIED.
+    pub denies_second: bool,
+    /// Further Registers are answered with UNAVAILABLE.
+    pub full_second: bool,
     /// Watch sends its events and ends the stream.
     pub ends_watch: bool,
     /// Answers as a daemon without any method would.
@@ -300,6 +304,13 @@ impl Registry for Canned {
         request: RegisterRequest,
     ) -> ttrpc::Result<RegisterResponse> {
         self.0.note(format!("register {request}"));
+        let second = self.0.count("register") > 1;
+        if second && self.0.denies_second {
+            self.refuse("denied").await?;
+        }
+        if second && self.0.full_second {
+            self.refuse("full").await?;
+        }
         self.refuse(&request.plugin).await?;
         Ok(RegisterResponse {
             lease: MessageField::some(lease(&request.plugin, PluginState::PLUGIN_STATE_MISSING)),
