@@ -15,6 +15,7 @@ use super::view::values;
 /// Arguments of `ban`.
 #[derive(Debug, clap::Args)]
 pub struct BanArgs {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
     /// How long: 1 s to 365 days.
@@ -33,6 +34,7 @@ pub struct BanArgs {
 /// Arguments of `unban`.
 #[derive(Debug, clap::Args)]
 pub struct UnbanArgs {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
 }

@@ -165,6 +165,14 @@ fn daemon(status: &GetStatusResponse, checks: &mut Checks) {
     for runtime in &view.runtimes {
         runtime_checks(runtime, checks);
     }
+    checks.add(
+        "fallback",
+        Outcome::Note,
+        "while the daemon itself is away, only the runtime can refuse containers".to_string(),
+        "containerd: default_validator.required_plugins = [\"nri-lease\"], together with \
+         tolerate_missing_plugins_annotation and annotated static and plugin pods; CRI-O: \
+         nri_validator_required_plugins",
+    );
     if view.unvetted_sandboxes > 0 {
         checks.add(
             "unvetted",
@@ -265,14 +273,6 @@ fn runtime_checks(runtime: &RuntimeView, checks: &mut Checks) {
     if runtime.warnings.is_empty() {
         checks.ok("evidence", runtime.evidence.join(", "));
     }
-    checks.add(
-        "fallback",
-        Outcome::Note,
-        "while the daemon itself is away, only the runtime can refuse containers".to_string(),
-        "containerd: default_validator.required_plugins = [\"nri-lease\"], together with \
-         tolerate_missing_plugins_annotation and annotated static and plugin pods; CRI-O: \
-         nri_validator_required_plugins",
-    );
 }
 
 async fn leases(session: &Session, checks: &mut Checks) {

@@ -14,6 +14,7 @@ use super::view::values;
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
 }
@@ -119,6 +120,7 @@ fn holder_text(holder: &HolderView) -> String {
     let mut fields = Fields::default();
     let connected = match holder.connected {
         true => "yes".to_string(),
+        false if holder.detail.is_empty() => "no".to_string(),
         false => format!("no: {}", holder.detail),
     };
     fields

@@ -54,6 +54,7 @@ pub struct Cli {
     #[arg(
         long,
         global = true,
+        help_heading = "Global options",
         value_name = "DIR",
         default_value = "/run/nri-lease"
     )]
@@ -64,13 +65,14 @@ pub struct Cli {
         short,
         long,
         global = true,
+        help_heading = "Global options",
         value_name = "FORMAT",
         default_value = "table"
     )]
     pub output: Format,
 
     /// How long to wait for the daemon, per connection and call.
-    #[arg(long, global = true, value_name = "DUR", default_value = "10s", value_parser = arguments::duration)]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "DUR", default_value = "10s", value_parser = arguments::duration)]
     pub timeout: Duration,
 
     #[command(subcommand)]

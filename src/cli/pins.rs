@@ -14,6 +14,7 @@ use super::view::values;
 /// Arguments of `pin`.
 #[derive(Debug, clap::Args)]
 pub struct PinArgs {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
     /// Kubernetes' uid of the pod.
@@ -27,6 +28,7 @@ pub struct PinArgs {
 /// Arguments of `unpin`.
 #[derive(Debug, clap::Args)]
 pub struct UnpinArgs {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
     /// Kubernetes' uid of the pod.

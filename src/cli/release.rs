@@ -15,6 +15,7 @@ use super::process;
 /// Arguments of `release`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
     /// Release this holder only [default: every holder that you may speak for].

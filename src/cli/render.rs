@@ -20,7 +20,7 @@ pub enum Format {
     Wide,
     /// One JSON document (`watch`: one object a line).
     Json,
-    /// One YAML document (`watch`: one a line group, separated by `---`).
+    /// One YAML document (`watch`: one for each event).
     Yaml,
     /// Only names, one a line.
     Name,
@@ -231,5 +231,35 @@ impl Fields {
     /// The lines.
     pub fn text(self) -> String {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_that_reorder_text_are_escaped() {
+        assert_eq!(escape("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(escape("käse \u{1f9c0}"), "käse \u{1f9c0}");
+    }
+
+    #[test]
+    fn json_escapes_what_terminals_obey_and_keeps_its_meaning() {
+        let evil = "\u{9b}2J\u{7f}\u{202e}\n";
+        let text = json(&evil, true).unwrap();
+        assert_eq!(text, "\"\\u009b2J\\u007f\\u202e\\n\"\n");
+        assert_eq!(serde_json::from_str::<String>(&text).unwrap(), evil);
+    }
+
+    #[test]
+    fn columns_line_up_and_empty_cells_show_a_dash() {
+        let mut table = Output::new(Format::Table).table(&["A", "LONG TITLE"]);
+        table.row(["longer".to_string(), String::new()]);
+        table.row(["é".to_string(), "x\n".to_string()]);
+        assert_eq!(
+            table.text(),
+            "A        LONG TITLE\nlonger   -\né        x\\n\n"
+        );
     }
 }

@@ -12,6 +12,7 @@ use super::view::values::{self, Seconds};
 /// Arguments of `renew`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
     /// Renew for this holder only [default: any live holder that you may speak for].

@@ -16,6 +16,7 @@ use super::view::values;
 /// Arguments of `revoke`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// The plugin's NRI base name, without the index.
     #[arg(value_parser = arguments::plugin)]
     plugin: String,
     /// Refuse registrations of the name for this long.

@@ -112,6 +112,10 @@ fn runtime_text(runtime: &RuntimeView) -> String {
             "Request limit",
             values::short(&runtime.request_timeout_seconds),
         )
+        .add(
+            "Register limit",
+            values::short(&runtime.registration_timeout_seconds),
+        )
         .add("Evidence", runtime.evidence.join(", "))
         .add("Sandboxes", &runtime.sandbox_enforcement)
         .add("Pods", runtime.pods.to_string());

@@ -179,7 +179,7 @@ impl ScopeView {
         match self {
             ScopeView::All(all) => all.to_string(),
             ScopeView::Rules(rules) => match rules.as_slice() {
-                [rule] if rule.line().chars().count() <= 40 => rule.line(),
+                [rule] if rule.line().chars().count() <= 48 => rule.line(),
                 [_] => "1 rule".to_string(),
                 rules => format!("{} rules", rules.len()),
             },
