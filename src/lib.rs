@@ -1,3 +1,4 @@
 //! nri-lease: keeps pods from starting without their required NRI plugins.
 
+pub mod cli;
 pub mod presence;
