@@ -187,7 +187,7 @@ fn run(test: &Test, ctx: Ctx) -> Outcome {
         Ok(Ok(())) => Outcome::Passed,
         Ok(Err(error)) => match error.downcast_ref::<Skip>() {
             Some(Skip(reason)) => Outcome::Skipped(reason.clone()),
-            None => Outcome::Failed(format!("{error:?}")),
+            None => Outcome::Failed(format!("{error:#}{}", places(&error))),
         },
         Err(panic) => Outcome::Failed(
             panic
@@ -197,6 +197,19 @@ fn run(test: &Test, ctx: Ctx) -> Outcome {
                 .unwrap_or_else(|| "panicked".to_owned()),
         ),
     }
+}
+
+/// Where in our own sources the error was made: the frames of a backtrace
+/// (`RUST_BACKTRACE=1`) that are neither the standard library's nor the runner's.
+fn places(error: &anyhow::Error) -> String {
+    let backtrace = error.backtrace().to_string();
+    backtrace
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("at ./") && line.contains(".rs:"))
+        .take_while(|line| !line.contains("src/runner.rs"))
+        .map(|line| format!("\n  {line}"))
+        .collect()
 }
 
 fn report(name: &str, began: Instant, outcome: &Outcome) {
@@ -215,4 +228,25 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skip_is_neither_passed_nor_failed_even_with_context() {
+        let skipped = Test::new("s", |_| {
+            Err(anyhow::Error::from(Skip::new("no runc")).context("starting containerd"))
+        });
+        let ctx = Ctx { seed: 0 };
+        assert!(matches!(run(&skipped, ctx), Outcome::Skipped(reason) if reason == "no runc"));
+    }
+
+    #[test]
+    fn a_panic_is_a_failure_with_its_message() {
+        let panics = Test::new("p", |_| panic!("{} left", 2));
+        let ctx = Ctx { seed: 0 };
+        assert!(matches!(run(&panics, ctx), Outcome::Failed(reason) if reason == "2 left"));
+    }
 }

@@ -1,10 +1,11 @@
 //! Real containerd, real plugin, without our daemon: what the harness promises.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use nri_lease_harness::containerd::{Containerd, Options, Version};
 use nri_lease_harness::cri::{Pod, Status};
-use nri_lease_harness::plugin::{Nri, Plugin, PluginOptions};
+use nri_lease_harness::plugin::{Fault, Nri, Plugin, PluginOptions};
 use nri_lease_harness::runner::{self, Test};
 use nri_lease_harness::{Context, Result, ensure};
 
@@ -24,13 +25,24 @@ fn main() -> ExitCode {
             format!("{folder}::plugin_finds_the_pods_again_after_a_runtime_restart"),
             move |_| restart(version),
         ));
+        tests.push(Test::new(
+            format!("{folder}::plugin_lost_in_run_pod_sandbox_lets_the_pod_through"),
+            move |_| lost_in_run_pod_sandbox(version),
+        ));
         if version.validates() {
+            tests.push(Test::new(
+                format!("{folder}::default_validator_accepts_a_plugin_lost_in_create_container"),
+                move |_| lost_in_create_container(version),
+            ));
             tests.push(Test::new(
                 format!("{folder}::default_validator_refuses_while_the_plugin_is_missing"),
                 move |_| default_validator(version),
             ));
         }
     }
+    tests.push(Test::new("two_containerds_side_by_side", |_| {
+        side_by_side()
+    }));
     runner::main(1, tests)
 }
 
@@ -139,5 +151,103 @@ fn default_validator(version: Version) -> Result<()> {
         containerd.dir(),
     )?;
     containerd.cri().create_container(&pod, "main")?;
+    Ok(())
+}
+
+/// How a plugin can be lost in a hook. Shorter than the runtime's default timeout.
+fn losses() -> [Fault; 4] {
+    [
+        Fault::Sleep(Duration::from_millis(1_000)),
+        Fault::Exit,
+        Fault::Kill,
+        Fault::Disconnect {
+            reconnect_after: None,
+        },
+    ]
+}
+
+fn short_timeout() -> Options {
+    Options {
+        request_timeout: Duration::from_millis(300),
+        ..Options::default()
+    }
+}
+
+/// The gap that nri-lease closes, seen on the runtime itself: these tests fail
+/// on a runtime that has closed it, and then we want to know.
+fn lost_in_run_pod_sandbox(version: Version) -> Result<()> {
+    let containerd = Containerd::start(version, &short_timeout())?;
+    for (fault, isolated) in losses().into_iter().zip([false, false, true, true]) {
+        let options = PluginOptions {
+            isolated,
+            reconnect: false,
+            ..plugin_for(version)
+        };
+        let plugin =
+            Plugin::start_synchronized(&options, &containerd.nri_socket(), containerd.dir())?;
+        plugin.fault("run_pod_sandbox", &fault)?;
+        let name = format!("{fault:?}");
+        let pod = containerd.cri().run_pod(&Pod::named(&name))?;
+        ensure!(!plugin.processed_pod(&pod)? || matches!(fault, Fault::Disconnect { .. }));
+        match fault {
+            Fault::Exit | Fault::Kill => plugin.wait_ended()?,
+            _ => drop(plugin.wait_disconnected()?),
+        }
+    }
+    let pods = containerd.cri().pods()?;
+    ensure!(
+        pods.len() == 4 && pods.iter().all(|p| p.state == "SANDBOX_READY"),
+        "{pods:?}"
+    );
+    Ok(())
+}
+
+fn lost_in_create_container(version: Version) -> Result<()> {
+    let containerd = Containerd::start(
+        version,
+        &Options {
+            default_validator: Some(vec!["test.plugin".into()]),
+            ..short_timeout()
+        },
+    )?;
+    let pod = containerd.cri().run_pod(&Pod::named("one"))?;
+    for fault in losses() {
+        let options = PluginOptions {
+            reconnect: false,
+            ..plugin_for(version)
+        };
+        let plugin =
+            Plugin::start_synchronized(&options, &containerd.nri_socket(), containerd.dir())?;
+        plugin.fault("create_container", &fault)?;
+        let name = format!("{fault:?}");
+        containerd
+            .cri()
+            .create_container(&pod, &name)
+            .with_context(|| format!("{name}; record {:?}", plugin.record()))?;
+        // And the next one, without the plugin, is refused.
+        let refused = containerd
+            .cri()
+            .create_container(&pod, &format!("{name}-next"));
+        ensure!(refused.is_err(), "after {name}");
+    }
+    Ok(())
+}
+
+/// Same pod names, same plugin names, and the end of one does not touch the other.
+fn side_by_side() -> Result<()> {
+    let one = Containerd::start(Version::V2_3, &Options::default())?;
+    let two = Containerd::start(Version::V2_2, &Options::default())?;
+    let pod_of_one = one.cri().run_pod(&Pod::named("same"))?;
+    let pod_of_two = two.cri().run_pod(&Pod::named("same"))?;
+    ensure!(pod_of_one != pod_of_two);
+    let left = one.clean_up();
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    let container = two.cri().create_container(&pod_of_two, "main")?;
+    two.cri().start_container(&container)?;
+    let pods = two.cri().pods()?;
+    ensure!(
+        pods.len() == 1 && pods[0].state == "SANDBOX_READY",
+        "{pods:?}"
+    );
     Ok(())
 }
