@@ -12,6 +12,7 @@ use nix::sys::signal::Signal;
 use crate::cri::Cri;
 use crate::gobin;
 use crate::process;
+use crate::runner::evidence;
 use crate::scratch::Scratch;
 use crate::wait::{PATIENCE, wait_until};
 
@@ -72,8 +73,8 @@ impl Default for Options {
     }
 }
 
-/// A running (or stopped) containerd. Ended and cleaned up on drop; the tail of
-/// its log is printed when the test is failing.
+/// A running (or stopped) containerd. Ended and cleaned up on drop; the end of
+/// its log is printed when the test fails.
 pub struct Containerd {
     child: Option<Child>,
     cri: Cri,
@@ -257,23 +258,11 @@ impl Containerd {
         drop(self);
         crate::scratch::leftovers_of(&dir)
     }
-
-    /// To be called by a test that has failed; drop does it when a panic is under way.
-    pub fn print_log_tail(&self) {
-        let log = self.log();
-        let tail: Vec<&str> = log.lines().rev().take(40).collect();
-        eprintln!("-- last lines of {} --", self.log_path().display());
-        for line in tail.iter().rev() {
-            eprintln!("{line}");
-        }
-    }
 }
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.print_log_tail();
-        }
+        evidence("containerd", &self.log());
         // Shims and containers are ended by the scratch directory: quicker and
         // surer than asking a containerd that may be the thing that is broken.
         self.kill();

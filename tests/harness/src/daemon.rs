@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::containerd::log_file;
 use crate::process;
-use crate::runner::Skip;
+use crate::runner::{Skip, evidence};
 use crate::wait::{PATIENCE, wait_until};
 
 /// Finds one of our binaries: beside the test program's own directory
@@ -221,9 +221,7 @@ fn is_connected(status: &Value) -> bool {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("-- log of nri-leased --\n{}", self.log());
-        }
+        evidence("nri-leased", &self.log());
         self.kill();
     }
 }

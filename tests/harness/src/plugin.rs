@@ -13,6 +13,7 @@ use crate::containerd::log_file;
 use crate::gobin;
 use crate::jsonl::JsonProcess;
 use crate::process;
+use crate::runner::evidence;
 use crate::wait::{PATIENCE, wait_for};
 
 /// The NRI versions that `tests/go` builds.
@@ -356,6 +357,11 @@ impl Plugin {
 
 impl Drop for Plugin {
     fn drop(&mut self) {
+        let log = std::fs::read_to_string(self.record.with_extension("log"));
+        evidence(
+            &format!("the plugin at {}", self.record.display()),
+            &log.unwrap_or_default(),
+        );
         self.kill();
     }
 }

@@ -72,16 +72,20 @@ pub fn only_child(pid: i32) -> Result<i32> {
     .with_context(|| format!("child of pid {pid}"))
 }
 
-/// Processes with `argument` as one of their arguments, exactly.
-pub fn with_argument(argument: &str) -> Vec<i32> {
+/// Processes with an argument that `matches`.
+pub fn with_argument(matches: impl Fn(&str) -> bool) -> Vec<i32> {
     all_pids()
         .into_iter()
         .filter(|pid| {
-            std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|cmdline| {
-                cmdline
-                    .split(|&b| b == 0)
-                    .any(|arg| arg == argument.as_bytes())
-            })
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|cmdline| String::from_utf8_lossy(&cmdline).split('\0').any(&matches))
         })
         .collect()
+}
+
+/// Identifies a process for as long as the machine runs: its start time, in
+/// clock ticks since boot. `None` when there is no such process.
+pub fn start_ticks(pid: i32) -> Option<u64> {
+    // Field 22 of proc(5), the 20th after the command.
+    stat_fields(pid)?.get(19)?.parse().ok()
 }

@@ -5,6 +5,7 @@
 //! `--skip NAME`, `--test-threads N`; and `--seed N` (default: random, printed).
 //! With `CI=true` a skipped test is a failed one.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -182,7 +183,26 @@ pub fn main(threads: usize, tests: Vec<Test>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Lines of a log worth printing when a test fails.
+const EVIDENCE_LINES: usize = 40;
+
+thread_local! {
+    static EVIDENCE: RefCell<Vec<String>> = const { RefCell::new(vec![]) };
+}
+
+/// Keeps the end of a log in case the test on this thread fails. The programs a
+/// test starts call it when they are dropped, which is before the runner knows.
+pub fn evidence(of: &str, log: &str) {
+    let lines: Vec<&str> = log.lines().collect();
+    let tail = &lines[lines.len().saturating_sub(EVIDENCE_LINES)..];
+    if !tail.is_empty() {
+        let text = format!("-- end of the log of {of} --\n{}\n", tail.join("\n"));
+        EVIDENCE.with_borrow_mut(|kept| kept.push(text));
+    }
+}
+
 fn run(test: &Test, ctx: Ctx) -> Outcome {
+    EVIDENCE.take();
     match catch_unwind(AssertUnwindSafe(|| (test.run)(ctx))) {
         Ok(Ok(())) => Outcome::Passed,
         Ok(Err(error)) => match error.downcast_ref::<Skip>() {
@@ -218,7 +238,8 @@ fn report(name: &str, began: Instant, outcome: &Outcome) {
         Outcome::Passed => println!("test {name} ... ok <{seconds:.2}s>"),
         Outcome::Skipped(reason) => println!("test {name} ... skipped: {reason}"),
         Outcome::Failed(reason) => {
-            println!("test {name} ... FAILED <{seconds:.2}s>\n---- {name}: {reason}");
+            let logs = EVIDENCE.take().concat();
+            println!("test {name} ... FAILED <{seconds:.2}s>\n---- {name}: {reason}\n{logs}");
         }
     }
 }
