@@ -44,7 +44,9 @@ deps:
 		dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || missing="$$missing $$p"; \
 	done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
-	if ! command -v apt-get >/dev/null; then echo "please install:$$missing"; exit 0; fi; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+		echo "not installed, so some tests are skipped:$$missing"; exit 0; \
+	fi; \
 	echo "installing:$$missing"; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	apt-get -qq update && apt-get -qq install -y --no-install-recommends $$missing

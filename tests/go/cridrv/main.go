@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -57,6 +58,8 @@ type response struct {
 	Ns    int64  `json:"ns"`
 	Value string `json:"value,omitempty"` // an id, a version
 	Items []item `json:"items,omitempty"`
+	// BoottimeNs, of wait_ready.
+	BoottimeNs int64 `json:"boottime_ns,omitempty"`
 }
 
 type driver struct {
@@ -110,6 +113,8 @@ func (d *driver) do(ctx context.Context, r *request, resp *response) error {
 		v, err := d.rt.Version(ctx, &cri.VersionRequest{})
 		resp.Value = v.GetRuntimeName() + " " + v.GetRuntimeVersion()
 		return err
+	case "wait_ready":
+		return d.waitReady(ctx, resp)
 	case "run_pod":
 		return d.runPod(ctx, r, resp)
 	case "stop_pod":
@@ -144,6 +149,27 @@ func (d *driver) do(ctx context.Context, r *request, resp *response) error {
 		return err
 	}
 	return fmt.Errorf("unknown op %q", r.Op)
+}
+
+// waitReady asks until the runtime answers and says when it did, on
+// CLOCK_BOOTTIME, which plugins and the daemon can be compared on.
+func (d *driver) waitReady(ctx context.Context, resp *response) error {
+	for {
+		v, err := d.rt.Version(ctx, &cri.VersionRequest{})
+		if err == nil {
+			var now unix.Timespec
+			if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+				return err
+			}
+			resp.BoottimeNs = now.Nano()
+			resp.Value = v.GetRuntimeName() + " " + v.GetRuntimeVersion()
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // runPod starts a pod on the host's network: no CNI is needed for it.

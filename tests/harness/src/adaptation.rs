@@ -156,6 +156,12 @@ impl Adaptation {
         Ok(Duration::from_nanos(answer.ns))
     }
 
+    /// CreateContainer with NRI's own fields.
+    pub fn create_container_from(&self, pod: Value, container: Value) -> Result<Duration> {
+        let order = json!({"op": "create_container", "pod": pod, "container": container});
+        Ok(Duration::from_nanos(self.call(order)?.ns))
+    }
+
     /// CreateContainer without waiting.
     pub fn create_container_pending(&self, pod_name: &str, name: &str) -> Result<Pending> {
         Ok(Pending(self.process.send(create(pod_name, name))?))

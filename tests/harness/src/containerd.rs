@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sys::signal::Signal;
 
 use crate::cri::Cri;
@@ -14,7 +14,7 @@ use crate::gobin;
 use crate::process;
 use crate::runner::evidence;
 use crate::scratch::Scratch;
-use crate::wait::{PATIENCE, wait_until};
+use crate::wait::{PATIENCE, wait_for, wait_until};
 
 /// The containerds that `tests/go` builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,19 +146,15 @@ impl Containerd {
         Ok(began)
     }
 
-    /// Waits until CRI answers.
-    pub fn wait_ready(&mut self) -> Result<()> {
+    /// Waits until CRI answers; when it did, in CLOCK_BOOTTIME nanoseconds (as
+    /// the times in a plugin's record).
+    pub fn wait_ready(&mut self) -> Result<u64> {
         let child = self.child.as_mut().context("containerd is not started")?;
         let cri = &self.cri;
-        let mut ended = None;
-        wait_until("CRI to answer", PATIENCE, || {
-            ended = child.try_wait().ok().flatten();
-            ended.is_some() || cri.version(Duration::from_millis(500)).is_ok()
-        })?;
-        if let Some(status) = ended {
-            bail!("containerd ended with {status}");
-        }
-        Ok(())
+        wait_for("CRI to answer", PATIENCE, || match child.try_wait() {
+            Ok(Some(status)) => Some(Err(anyhow!("containerd ended with {status}"))),
+            _ => cri.wait_ready(Duration::from_millis(500)).ok().map(Ok),
+        })?
     }
 
     fn import(&self, images: &Path) -> Result<()> {

@@ -126,6 +126,8 @@ struct Answer {
     #[serde(default)]
     items: Vec<Item>,
     ns: u64,
+    #[serde(default)]
+    boottime_ns: u64,
 }
 
 impl Answer {
@@ -173,6 +175,15 @@ impl Cri {
     pub fn version(&self, timeout: Duration) -> Result<String> {
         let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         Ok(self.call(json!({"op": "version", "timeout_ms": ms}))?.value)
+    }
+
+    /// Waits until the runtime answers; when it did, in CLOCK_BOOTTIME
+    /// nanoseconds, with a resolution of a few milliseconds.
+    pub fn wait_ready(&self, timeout: Duration) -> Result<u64> {
+        let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        Ok(self
+            .call(json!({"op": "wait_ready", "timeout_ms": ms}))?
+            .boottime_ns)
     }
 
     fn run_pod_order(&self, pod: &Pod) -> Result<Value> {
