@@ -106,7 +106,8 @@ pub struct Entry {
     pub connection: u64,
     pub begin_ns: u64,
     pub end_ns: u64,
-    /// The runtime had given up on the call before it was completed.
+    /// The answer did not count: the runtime had given up on the call before it
+    /// was completed, or the connection was closed.
     #[serde(default)]
     pub late: bool,
     /// It answered with this error.

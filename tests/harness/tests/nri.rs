@@ -111,6 +111,7 @@ fn faults(nri: Nri) -> Result<()> {
     )?;
     adaptation.run_pod("one")?;
     adaptation.create_container("one", "cut-off")?;
+    ensure!(!plugin.processed_container(&container_id("one", "cut-off"))?);
     ensure!(plugin.wait_synchronized()?.connections == 2);
 
     for fault in [Fault::Exit, Fault::Kill] {

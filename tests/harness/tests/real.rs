@@ -188,7 +188,7 @@ fn lost_in_run_pod_sandbox(version: Version) -> Result<()> {
         plugin.fault("run_pod_sandbox", &fault)?;
         let name = format!("{fault:?}");
         let pod = containerd.cri().run_pod(&Pod::named(&name))?;
-        ensure!(!plugin.processed_pod(&pod)? || matches!(fault, Fault::Disconnect { .. }));
+        ensure!(!plugin.processed_pod(&pod)?, "{name}");
         match fault {
             Fault::Exit | Fault::Kill => plugin.wait_ended()?,
             _ => drop(plugin.wait_disconnected()?),

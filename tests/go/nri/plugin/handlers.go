@@ -42,7 +42,8 @@ func (p *plugin) Synchronize(ctx context.Context, pods []*api.PodSandbox, contai
 }
 
 // finish strikes the event's fault, then records the event as completed.
-// "late" says that the runtime had given up on the call by then.
+// "late" says that the answer will not count: the runtime had given up on the
+// call by then, or the connection it came on was closed.
 func (p *plugin) finish(ctx context.Context, e entry) error {
 	e.BeginNs, e.Connection = boottimeNs(), p.link.count()
 	if err := p.strike(e.Event); err != nil {
@@ -51,7 +52,7 @@ func (p *plugin) finish(ctx context.Context, e entry) error {
 		return err
 	}
 	deadline, ok := ctx.Deadline()
-	e.Late = ctx.Err() != nil || ok && time.Now().After(deadline)
+	e.Late = ctx.Err() != nil || ok && time.Now().After(deadline) || !p.link.isOpen(e.Connection)
 	p.record.add(e)
 	return nil
 }

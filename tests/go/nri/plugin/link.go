@@ -40,6 +40,13 @@ func (l *link) count() int64 {
 	return l.connections
 }
 
+// isOpen says whether this connection, by number, is the current one.
+func (l *link) isOpen(connection int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conn != nil && l.connections == connection
+}
+
 func (l *link) configured(runtime, version string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
