@@ -1,0 +1,3 @@
+module nri-lease.test/mkimage
+
+go 1.26.0
