@@ -40,6 +40,15 @@ impl Version {
         }
     }
 
+    /// Name and version as NRI's Configure tells them to plugins.
+    pub fn told(self) -> &'static str {
+        match self {
+            Self::V2_3 => "containerd v2.3.4",
+            Self::V2_2 => "containerd v2.2.7",
+            Self::V1_7 => "containerd v1.7.30",
+        }
+    }
+
     /// True where NRI validates container adjustments (≥ 0.10).
     pub fn validates(self) -> bool {
         self != Self::V1_7

@@ -68,6 +68,9 @@ fn pod_and_container_are_recorded(version: Version, isolated: bool) -> Result<()
         let ns = |pid: String| std::fs::read_link(format!("/proc/{pid}/ns/net"));
         ensure!(ns(plugin.pid().to_string())? != ns("self".into())?);
     }
+    // As a distribution's build says it: what plugins tell runtimes apart by.
+    let told = plugin.status()?.runtime;
+    ensure!(told == version.told(), "{told}");
     let began = std::time::Instant::now();
     let pod = containerd.cri().run_pod(&Pod::named("one"))?;
     let ran = began.elapsed();
