@@ -354,6 +354,7 @@ async fn the_daemons_own_connection_is_a_fence_for_what_came_before_it() {
 
     early.connect(&runtime.path);
     eventually("the accept", || runtime.connections_of(early.pid) == 1);
+    tracker.rescan_now(early.key()).await;
     let fence = tracker.before_own_connect(R).await;
     let own = std::os::unix::net::UnixStream::connect(&runtime.path).unwrap();
     eventually("the accept", || runtime.accepted_in_all() == 2);
