@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -46,10 +46,6 @@ pub(super) enum Command {
     RuntimeAdded {
         runtime: RuntimeId,
         socket_path: PathBuf,
-    },
-    BeforeOwnConnect {
-        runtime: RuntimeId,
-        reply: oneshot::Sender<OwnFence>,
     },
     OwnSynchronized {
         runtime: RuntimeId,
@@ -95,6 +91,17 @@ pub(super) struct Shared {
     pub view: Arc<ArcSwap<View>>,
     pub events: broadcast::Sender<Event>,
     pub fences_opened: AtomicU64,
+    /// Counts up with every scan and every fence: the order that binding rests on.
+    sequence: AtomicU64,
+}
+
+impl Shared {
+    /// The next number of the order in which scans end and fences begin. Sequentially
+    /// consistent: a number taken after a connection was seen accepted is larger than one taken
+    /// before the fence was opened, on whichever thread, or the fence does not bind it.
+    pub(super) fn tick(&self) -> u64 {
+        self.sequence.fetch_add(1, Ordering::SeqCst)
+    }
 }
 
 struct Runtime {
@@ -142,8 +149,6 @@ struct Actor {
     /// `None` where the kernel has no unix_diag; then only processes are watched.
     netns: Option<Arc<NetnsCache>>,
     boot_id: String,
-    /// Counts up with every scan and every fence: the order that binding rests on.
-    sequence: u64,
     runtimes: BTreeMap<RuntimeId, Runtime>,
     processes: HashMap<ProcessKey, Tracked>,
     settling: Vec<Settling>,
@@ -168,6 +173,7 @@ pub(super) fn start() -> io::Result<(Mailbox, Arc<Shared>)> {
         view: Arc::default(),
         events: broadcast::channel(1024).0,
         fences_opened: AtomicU64::new(0),
+        sequence: AtomicU64::new(1),
     });
     let now = Instant::now();
     let mut actor = Actor {
@@ -176,7 +182,6 @@ pub(super) fn start() -> io::Result<(Mailbox, Arc<Shared>)> {
         shared: shared.clone(),
         netns: netns.ok().map(Arc::new),
         boot_id: proc::boot_id()?,
-        sequence: 1,
         runtimes: BTreeMap::new(),
         processes: HashMap::new(),
         settling: Vec::new(),
@@ -258,9 +263,6 @@ impl Actor {
                 runtime,
                 socket_path,
             } => self.runtime_added(runtime, socket_path),
-            Command::BeforeOwnConnect { runtime, reply } => {
-                let _ = reply.send(self.before_own_connect(runtime));
-            }
             Command::OwnSynchronized {
                 runtime,
                 fence,
@@ -356,10 +358,5 @@ impl Actor {
                 send(Event::ProcessGone { process });
             }
         }
-    }
-
-    fn tick(&mut self) -> u64 {
-        self.sequence += 1;
-        self.sequence - 1
     }
 }

@@ -27,7 +27,9 @@ pub enum Presence {
     Broken,
     /// The process has ended.
     ProcessGone,
-    /// The kernel could not be asked.
+    /// The kernel could not be asked: because it has no unix_diag, as `View::kernel_evidence`
+    /// says, or about this one process (no descriptors left, no permission). Only the first is a
+    /// reason to let another source decide alone.
     Unknown { reason: String },
 }
 

@@ -145,14 +145,14 @@ impl Tracker {
         });
     }
 
-    /// Call right before the daemon connects to the runtime: scans the holders and remembers
-    /// which connections were seen accepted.
-    pub async fn before_own_connect(&self, runtime: RuntimeId) -> OwnFence {
-        let (reply, answer) = oneshot::channel();
-        self.mailbox
-            .send(Command::BeforeOwnConnect { runtime, reply });
-        // A tracker that is gone binds nothing: sequence number 0 is before every connection.
-        answer.await.unwrap_or(OwnFence { opened: 0 })
+    /// Call right before the daemon connects to the runtime: marks the moment, so that what was
+    /// seen accepted by then can be told from what came later. Waits for nothing: the daemon
+    /// wants to be connected within 1 ms, and what no scan has seen yet costs one fence later.
+    /// Take a new one for every attempt: it is only worth something if it is recent.
+    pub async fn before_own_connect(&self, _runtime: RuntimeId) -> OwnFence {
+        OwnFence {
+            opened: self.shared.tick(),
+        }
     }
 
     /// The daemon's own connection is synchronised: a fence for all that was seen accepted at

@@ -106,6 +106,11 @@ impl View {
         }
     }
 
+    /// As [`super::Tracker::kernel_evidence`], for a hook.
+    pub fn kernel_evidence(&self) -> Result<(), &str> {
+        self.no_evidence.as_deref().map_or(Ok(()), Err)
+    }
+
     /// [`View::check`] for a hook that would otherwise refuse: looks for a connection that is
     /// accepted and not yet bound, and fences it on the spot, waiting at most `budget` (10 ms at
     /// most). Only valid inside a hook of that runtime.

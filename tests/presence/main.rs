@@ -139,6 +139,15 @@ async fn a_connection_the_runtime_closes_is_broken_at_once() {
 }
 
 #[tokio::test]
+async fn a_connection_the_runtime_shuts_down_and_keeps_is_broken() {
+    let node = Node::start();
+    let (plugin, _) = node.bound(Place::Host).await;
+    node.runtime.shut_down_oldest_of(plugin.pid);
+    assert_eq!(node.runtime.connections_of(plugin.pid), 1);
+    assert_eq!(node.check(plugin.key()), Presence::Broken);
+}
+
+#[tokio::test]
 async fn a_child_that_the_runtime_is_starting_hides_no_close() {
     let node = Node::start();
     let (plugin, _) = node.bound(Place::Host).await;
@@ -147,6 +156,21 @@ async fn a_child_that_the_runtime_is_starting_hides_no_close() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(presence, Presence::Broken);
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_an_event_although_no_hook_asks() {
+    let node = Node::start();
+    let mut events = node.tracker.events();
+    let (plugin, _) = node.bound(Place::Host).await;
+    let (process, runtime) = (plugin.key(), R);
+    assert_eq!(
+        next(&mut events).await,
+        Event::Connected { process, runtime }
+    );
+    node.runtime.close_oldest_of(plugin.pid);
+    let event = next(&mut events).await;
+    assert_eq!(event, Event::Disconnected { process, runtime });
 }
 
 #[tokio::test]
@@ -313,30 +337,41 @@ async fn a_busy_accept_loop_binds_nobody_and_costs_one_fence() {
 }
 
 #[tokio::test]
-async fn the_daemons_own_connection_is_a_fence() {
-    let node = Node::start();
-    node.runtime.allow(2);
-    let mut plugin = Plugin::start();
-    plugin.connect(&node.path());
-    eventually("the accept", || node.runtime.accepted_in_all() == 1);
-    node.hold(&[&plugin]);
-    let fence = node.tracker.before_own_connect(R).await;
-    let own = std::os::unix::net::UnixStream::connect(node.path()).unwrap();
-    eventually("the plugin to be bound", || {
-        let own = OwnSocket::of(&own).unwrap();
-        node.tracker.own_synchronized(R, fence, own);
-        node.check(plugin.key()) == Presence::Bound
-    });
-    // One that came after it is not bound by it.
-    node.runtime.allow(1);
+async fn the_daemons_own_connection_is_a_fence_for_what_came_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = Runtime::start(&directory.path().join("nri.sock"));
+    let tracker = Tracker::start().unwrap();
+    // A path at which the tracker cannot open fences of its own.
+    tracker.runtime_added(R, directory.path().join("no.sock"));
+    let mut early = Plugin::start();
     let mut late = Plugin::start();
-    late.connect(&node.path());
-    let settled = node.tracker.settle(late.key(), SHORT).await;
-    assert_eq!(settled, Settled::Deadline);
-    node.tracker
-        .own_synchronized(R, fence, OwnSocket::of(&own).unwrap());
-    node.tracker.rescan_now(late.key()).await;
-    assert_ne!(node.check(late.key()), Presence::Bound);
+    let spec = |p: &Plugin| HolderSpec {
+        process: p.key(),
+        connection_inode: None,
+    };
+    tracker.set_holders(vec![spec(&early), spec(&late)]);
+    let check = |p: &Plugin| tracker.view().check(&p.key(), R, None);
+
+    early.connect(&runtime.path);
+    eventually("the accept", || runtime.connections_of(early.pid) == 1);
+    tracker.rescan_now(early.key()).await;
+    let fence = tracker.before_own_connect(R).await;
+    let own = std::os::unix::net::UnixStream::connect(&runtime.path).unwrap();
+    eventually("the accept", || runtime.accepted_in_all() == 2);
+    late.connect(&runtime.path);
+    eventually("the accept", || runtime.connections_of(late.pid) == 1);
+    tracker.rescan_now(late.key()).await;
+    tracker.own_synchronized(R, fence, OwnSocket::of(&own).unwrap());
+    eventually("the early plugin to be bound", || {
+        check(&early) == Presence::Bound
+    });
+    assert_eq!(check(&late), Presence::NotSynchronised);
+
+    let fence = tracker.before_own_connect(R).await;
+    tracker.own_synchronized(R, fence, OwnSocket::of(&own).unwrap());
+    eventually("the late plugin to be bound", || {
+        check(&late) == Presence::Bound
+    });
 }
 
 #[tokio::test]

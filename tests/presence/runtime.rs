@@ -2,6 +2,7 @@
 //! a time, as far as the test allows. Says and reads nothing.
 
 use std::io::ErrorKind;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -85,6 +86,14 @@ impl Runtime {
         let child = Command::new("sleep").arg("120").spawn().unwrap();
         drop(connection);
         child
+    }
+
+    /// shutdown(2) without close(2).
+    pub fn shut_down_oldest_of(&self, pid: u32) {
+        let state = self.state.lock().unwrap();
+        let found = state.accepted.iter().find(|(p, _)| *p == pid);
+        let (_, connection) = found.expect("a connection to shut down");
+        connection.shutdown(Shutdown::Both).unwrap();
     }
 
     fn take_oldest_of(&self, pid: u32) -> UnixStream {

@@ -42,13 +42,6 @@ impl Actor {
         self.hurry(now);
     }
 
-    pub(super) fn before_own_connect(&mut self, _runtime: RuntimeId) -> OwnFence {
-        self.scan_all();
-        OwnFence {
-            opened: self.tick(),
-        }
-    }
-
     pub(super) fn own_synchronized(&mut self, runtime: RuntimeId, fence: OwnFence, own: OwnSocket) {
         let now = Instant::now();
         self.hurry(now);
@@ -116,14 +109,13 @@ impl Actor {
                 .processes
                 .values()
                 .any(|t| t.process.is_ok() && t.bindings.wants_fence(&identity));
-            let opened = self.sequence;
             let Some(runtime) = self.runtimes.get_mut(&identity.runtime) else {
                 continue;
             };
             if !is_wanted || runtime.fence.is_some() || now < runtime.retry_at {
                 continue;
             }
-            self.sequence += 1;
+            let opened = self.shared.tick();
             self.shared.fences_opened.fetch_add(1, Ordering::Relaxed);
             match Fence::open(&runtime.socket_path, netns.own().clone(), FENCE_DEADLINE) {
                 Ok(mut fence) => {
@@ -217,11 +209,11 @@ impl Actor {
 
     pub(super) fn hook_bound(&mut self, proof: HookBinding) {
         self.learn_listener(proof.runtime, proof.passed);
-        let at = self.tick();
+        let at = self.shared.tick();
         let fence = binding::Fence {
             runtime: proof.runtime,
             listener: proof.passed.listener,
-            opened: self.tick(),
+            opened: self.shared.tick(),
         };
         let mut proved = proof.proved;
         proved.retain(|(id, _, _)| !self.belongs_to_another(proof.process, *id));

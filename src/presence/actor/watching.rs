@@ -115,13 +115,6 @@ impl Actor {
         self.next_sweep = Instant::now() + pause.max(took * 4);
     }
 
-    pub(super) fn scan_all(&mut self) {
-        let keys: Vec<ProcessKey> = self.processes.keys().copied().collect();
-        for key in keys {
-            self.scan_process(key);
-        }
-    }
-
     /// Looks for connections the process has and we do not know, and at those that wait.
     pub(super) fn scan_process(&mut self, key: ProcessKey) {
         let Some(netns) = self.netns.clone() else {
@@ -150,7 +143,7 @@ impl Actor {
     }
 
     pub(super) fn take_in(&mut self, key: ProcessKey, process: &WatchedProcess, found: Scan) {
-        let at = self.tick();
+        let at = self.shared.tick();
         let now_ns = sys::boottime_ns();
         let identities = self.identities();
         let mut foreign = found.foreign;
