@@ -42,7 +42,7 @@ async fn measure(path: &std::path::Path, count: usize) {
     let mut plugins: Vec<Child> = (0..count).map(|_| start_plugin(path)).collect();
     let keys: Vec<ProcessKey> = plugins
         .iter()
-        .map(|p| ProcessKey::of(p.id()).expect("a live plugin"))
+        .map(|p| nri_lease::presence::proc::key_of(p.id()).expect("a live plugin"))
         .collect();
     let spec = |process: &ProcessKey| HolderSpec {
         process: *process,

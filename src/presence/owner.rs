@@ -34,7 +34,7 @@ pub(super) fn find_connection_owner(view: &View, pid: u32) -> Option<ProcessKey>
     };
     let candidates = std::iter::once(pid).chain(proc::descendants(pid, MAX_DESCENDANTS));
     let mut owners = candidates.filter_map(|pid| {
-        let process = WatchedProcess::open(ProcessKey::of(pid).ok()?).ok()?;
+        let process = WatchedProcess::open(crate::presence::proc::key_of(pid).ok()?).ok()?;
         let found = scan(&process, netns, Asker::Tracker, |_| false).found;
         let owns = found
             .iter()

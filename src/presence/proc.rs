@@ -8,15 +8,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use serde::{Deserialize, Serialize};
-
-/// A process for its whole life: a pid alone may be reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ProcessKey {
-    pub pid: u32,
-    /// Field 22 of /proc/PID/stat: clock ticks after boot.
-    pub start_time: u64,
-}
+pub use nri_lease_state::process::ProcessKey;
 
 /// What the kernel says about a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,14 +82,12 @@ impl ProcessFacts {
     }
 }
 
-impl ProcessKey {
-    /// The process that has this pid now.
-    pub fn of(pid: u32) -> Result<Self, ProcError> {
-        Ok(Self {
-            pid,
-            start_time: stat(pid)?.start_time,
-        })
-    }
+/// The process that has this pid now.
+pub fn key_of(pid: u32) -> Result<ProcessKey, ProcError> {
+    Ok(ProcessKey {
+        pid,
+        start_time: stat(pid)?.start_time,
+    })
 }
 
 /// Whether `pid` descends from `ancestor`, or is it. Follows parents, of which there are at most
@@ -408,7 +398,7 @@ mod tests {
     fn facts_of_this_process_are_consistent() {
         let pid = std::process::id();
         let facts = ProcessFacts::read(pid).unwrap();
-        assert_eq!(facts.key(), ProcessKey::of(pid).unwrap());
+        assert_eq!(facts.key(), key_of(pid).unwrap());
         assert_eq!(facts.uid, nix::unistd::geteuid().as_raw());
         assert!(facts.in_host_userns && facts.in_host_pidns);
         assert!(is_descendant(pid, facts.ppid));

@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn another_start_time_is_another_process() {
-        let own = ProcessKey::of(std::process::id()).unwrap();
+        let own = crate::presence::proc::key_of(std::process::id()).unwrap();
         assert!(!WatchedProcess::open(own).unwrap().has_ended());
         let reused = ProcessKey {
             start_time: own.start_time + 1,
@@ -201,7 +201,9 @@ mod tests {
 
     #[test]
     fn a_closed_descriptor_is_not_held() {
-        let process = WatchedProcess::open(ProcessKey::of(std::process::id()).unwrap()).unwrap();
+        let process =
+            WatchedProcess::open(crate::presence::proc::key_of(std::process::id()).unwrap())
+                .unwrap();
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let inode = nix::sys::stat::fstat(&socket).unwrap().st_ino;
         let fd = std::os::fd::AsRawFd::as_raw_fd(&socket) as u32;

@@ -223,7 +223,7 @@ async fn a_child_that_keeps_the_socket_open_is_no_presence() {
         node.check(process) == Presence::ProcessGone
     });
     // Nor does it make the child present, should that hold a lease itself.
-    let heir = ProcessKey::of(child.0).unwrap();
+    let heir = nri_lease::presence::proc::key_of(child.0).unwrap();
     let settled = node.tracker.settle(heir, LONG).await;
     assert_eq!(settled, Settled::NothingToBind);
     let view = node.tracker.view();
@@ -240,7 +240,7 @@ async fn a_connection_given_away_is_presence_for_neither() {
     assert_eq!(node.check(plugin.key()), Presence::Bound);
     plugin.close(inode);
     assert_eq!(node.check(plugin.key()), Presence::Broken);
-    let heir = ProcessKey::of(child.0).unwrap();
+    let heir = nri_lease::presence::proc::key_of(child.0).unwrap();
     let settled = node.tracker.settle(heir, LONG).await;
     assert_eq!(settled, Settled::NothingToBind);
     assert_eq!(node.check(heir), Presence::NeverConnected);
@@ -545,7 +545,9 @@ async fn the_tracker_ends_with_its_last_handle() {
     let view = node.tracker.view();
     let clone = node.tracker.clone();
     drop(node.tracker);
-    clone.rescan_now(ProcessKey::of(1).unwrap()).await;
+    clone
+        .rescan_now(nri_lease::presence::proc::key_of(1).unwrap())
+        .await;
     assert!(shared.upgrade().is_some());
     drop(clone);
     // A view that a hook still has keeps nothing running.

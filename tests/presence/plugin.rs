@@ -87,7 +87,7 @@ impl Plugin {
     }
 
     pub fn key(&self) -> ProcessKey {
-        ProcessKey::of(self.pid).unwrap()
+        nri_lease::presence::proc::key_of(self.pid).unwrap()
     }
 
     /// The wrapper around it, if there is one.
@@ -126,7 +126,7 @@ impl Plugin {
         let key = self.key();
         kill(Pid::from_raw(self.pid as i32), Signal::SIGKILL).unwrap();
         super::eventually("the plugin to be torn down", || {
-            ProcessKey::of(self.pid).ok() != Some(key)
+            nri_lease::presence::proc::key_of(self.pid).ok() != Some(key)
                 || proc::socket_inodes(self.pid).is_err()
                 || std::fs::read_dir(format!("/proc/{}/fd", self.pid))
                     .map_or(true, |mut fds| fds.next().is_none())

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use super::super::binding::{self, Connection, ConnectionState, RuntimeIdentity, SocketId};
 use super::super::fence::{Fence, FenceError, Passed};
 use super::super::netns::Asker;
-use super::super::proc::ProcessKey;
 use super::super::process::WatchedProcess;
 use super::super::scan::{Handle, RuntimeEnd, is_open};
 use super::super::sys;
@@ -251,7 +250,9 @@ impl Actor {
             return;
         }
         if !is_same_process {
-            let key = passed.runtime_pid.and_then(|p| ProcessKey::of(p).ok());
+            let key = passed
+                .runtime_pid
+                .and_then(|p| crate::presence::proc::key_of(p).ok());
             let process = key.and_then(|key| WatchedProcess::open(key).ok());
             known.process = process.map(Arc::new);
         }

@@ -21,7 +21,7 @@ mod ticket;
 mod writer;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -152,7 +152,7 @@ impl Default for Options {
 pub struct Store {
     queue: Arc<Queue>,
     status: Arc<Status>,
-    writer: Option<JoinHandle<()>>,
+    writer: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Store {
@@ -203,7 +203,7 @@ impl Store {
         let store = Store {
             queue,
             status,
-            writer: Some(writer),
+            writer: Mutex::new(Some(writer)),
         };
         if recovered.source != Source::Database || !recovered.problems.is_empty() {
             store.mirror_soon();
@@ -264,19 +264,25 @@ impl Store {
 
     /// Writes what is queued, with a barrier and the mirror, closes the database and gives the
     /// directory free. Blocking; a hanging disk holds it up for a few times `stuck_after`.
-    pub fn close(self) {
-        drop(self);
+    /// Later commits fail; closing twice does nothing.
+    pub fn close(&self) {
+        self.queue.close();
+        let writer = self
+            .writer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(writer) = writer
+            && writer.join().is_err()
+        {
+            tracing::error!("the store's writer ended by a panic");
+        }
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.queue.close();
-        if let Some(writer) = self.writer.take()
-            && writer.join().is_err()
-        {
-            tracing::error!("the store's writer ended by a panic");
-        }
+        self.close();
     }
 }
 

@@ -1,0 +1,590 @@
+//! `nri-leased`: starts everything in order, and ends it in order.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use arc_swap::ArcSwap;
+use clap::Parser;
+use nri_lease_proto::lease::types::EventKind;
+use nri_lease_proto::lease::{admin_ttrpc, registry_ttrpc};
+use nri_lease_proto::nri::nri::PodSandbox;
+use nri_lease_state::rules::{Command, Limits, PresentSandbox, Recovery, SandboxPod, State};
+use nri_lease_state::store::{self, Opened, Source, Store, Tree, Write};
+use nri_lease_state::time::Boottime;
+use nri_lease_state::{PluginName, PodUid};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+
+use crate::clock::SystemClock;
+use crate::config::Config;
+use crate::daemon::Daemon;
+use crate::enforce::decision::Verdict;
+use crate::enforce::hooks::{Hooks, pod_view};
+use crate::enforce::policy::Policy;
+use crate::enforce::record::{Ring, Totals, Trace};
+use crate::enforce::snapshot::{Published, Snapshot};
+use crate::engine::{self, Engine, Parts};
+use crate::events::{Event, Events};
+use crate::nri::status::RuntimeStatus;
+use crate::nri::supervisor::{self, RuntimeContext};
+use crate::pods;
+use crate::presence::{BindingRecord, RuntimeId, Tracker};
+use crate::rpc::admin::AdminService;
+use crate::rpc::registry::RegistryService;
+use crate::rpc::server::{self, SocketPaths};
+
+const DEFAULT_CONFIG: &str = "/etc/nri-lease/config.toml";
+/// Traces of hooks that may wait to be taken; further ones are dropped and counted.
+const TRACES: usize = 8192;
+/// After the leases were lost, new pods wait this long for plugins to register again.
+const HOLD_AFTER_LOSS: Duration = Duration::from_secs(30);
+/// How often bindings are looked at and, when they have changed, stored.
+const STORE_BINDINGS_EVERY: Duration = Duration::from_secs(1);
+const BINDINGS_KEY: &str = "bindings";
+/// The mode of the sockets: plugins of the group may register, admins are root.
+const REGISTRY_MODE: u32 = 0o660;
+const ADMIN_MODE: u32 = 0o600;
+const REGISTRY_GROUP: &str = "nri-lease";
+
+/// Keeps pods from starting without their required NRI plugins.
+#[derive(Debug, Parser)]
+#[command(name = "nri-leased", version)]
+struct Arguments {
+    /// Configuration file (TOML). The default one may be missing.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where leases are kept.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/nri-lease")]
+    state_dir: PathBuf,
+    /// Where registry.sock and admin.sock are made.
+    #[arg(long, value_name = "DIR", default_value = "/run/nri-lease")]
+    run_dir: PathBuf,
+    /// NRI socket of a runtime, in place of the configured ones. May be given several times.
+    #[arg(long, value_name = "PATH")]
+    nri_socket: Vec<PathBuf>,
+    /// Check the configuration and end: 0 when it is good.
+    #[arg(long)]
+    check_config: bool,
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nri-leased: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let config = load_config(arguments)?;
+    let policy = Arc::new(Policy::compile(&config)?);
+    if arguments.check_config {
+        println!("the configuration is good");
+        return Ok(());
+    }
+    let _log = crate::logging::start(&config.log).map_err(anyhow::Error::msg)?;
+    // Two workers: registrations and listings are few, and hooks have a thread of their own.
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?
+        .block_on(serve(arguments, config, policy))
+}
+
+fn load_config(arguments: &Arguments) -> anyhow::Result<Config> {
+    let (path, must_exist) = match &arguments.config {
+        Some(path) => (path.as_path(), true),
+        None => (Path::new(DEFAULT_CONFIG), false),
+    };
+    let mut config = Config::load(path, must_exist)?;
+    if !arguments.nri_socket.is_empty() {
+        config.runtime.nri_sockets = arguments.nri_socket.clone();
+    }
+    Ok(config)
+}
+
+async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> anyhow::Result<()> {
+    let clock = SystemClock::new().context("cannot read the boot id")?;
+    let limits = limits(&config);
+    let opened = open_store(&arguments.state_dir).await?;
+    let loaded = load_state(opened, &clock, &limits).await?;
+    let tracker = Tracker::start().context("cannot start watching connections")?;
+    let runtimes: Vec<Arc<RuntimeStatus>> = config
+        .runtime
+        .nri_sockets
+        .iter()
+        .enumerate()
+        .map(|(number, socket)| Arc::new(RuntimeStatus::new(RuntimeId(number as u32), socket)))
+        .collect();
+    for runtime in &runtimes {
+        tracker.runtime_added(runtime.id, runtime.socket.clone());
+    }
+    tracker.import(loaded.bindings);
+
+    let published: Published = Arc::new(ArcSwap::from_pointee(Snapshot {
+        state: loaded.state.clone(),
+        policy: policy.clone(),
+        hold_until: loaded.hold_until,
+    }));
+    let events = Events::default();
+    let store = Arc::new(loaded.store);
+    let engine = Engine::start(Parts {
+        state: loaded.state,
+        store: store.clone(),
+        policy,
+        limits,
+        clock: clock.clone(),
+        tracker: tracker.clone(),
+        events: events.clone(),
+        published: published.clone(),
+    })?;
+
+    let (traces, trace_queue) = mpsc::channel(TRACES);
+    let totals = Arc::new(Totals::default());
+    let hooks = Arc::new(Hooks {
+        published,
+        view: tracker.view_cell(),
+        clock: clock.clone(),
+        totals: totals.clone(),
+        traces,
+    });
+    let daemon = Arc::new(Daemon {
+        engine,
+        store,
+        loaded_from: loaded.source,
+        state_dir: arguments.state_dir.clone(),
+        tracker,
+        runtimes,
+        pods: Arc::default(),
+        events,
+        ring: Arc::new(Ring::default()),
+        totals,
+        clock,
+        config: ArcSwap::from_pointee(config),
+        started_at: SystemTime::now(),
+    });
+    tokio::spawn(take_traces(daemon.clone(), trace_queue));
+    tokio::spawn(store_bindings(daemon.clone()));
+
+    // The runtime first: it may be creating pods already.
+    start_nri_thread(&daemon, hooks)?;
+    let sockets = listen(&arguments.run_dir)?;
+    serve_sockets(&daemon, sockets);
+    sd_notify::notify(&[sd_notify::NotifyState::Ready])
+        .unwrap_or_else(|error| warn!(%error, "cannot tell systemd that the daemon is ready"));
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        state_dir = %arguments.state_dir.display(),
+        run_dir = %arguments.run_dir.display(),
+        leases = daemon.engine.snapshot().state.leases().len(),
+        "ready"
+    );
+    until_terminated(arguments, &daemon).await?;
+    shut_down(&daemon).await;
+    Ok(())
+}
+
+fn limits(config: &Config) -> Limits {
+    let leases = &config.leases;
+    Limits {
+        default_ttl: leases.default_ttl,
+        min_ttl: leases.min_ttl,
+        max_ttl: leases.max_ttl,
+        max_leases: leases.max_leases,
+        max_holders_per_lease: leases.max_holders,
+        max_pins: leases.max_pins,
+        max_rules_per_scope: leases.max_scope_rules,
+        reboot_grace: leases.reboot_grace,
+        ..Limits::default()
+    }
+}
+
+async fn open_store(state_dir: &Path) -> anyhow::Result<Opened> {
+    let dir = state_dir.to_owned();
+    let opened = tokio::task::spawn_blocking(move || Store::open(&dir, store::Options::default()))
+        .await
+        .context("opening the lease store ended unexpectedly")??;
+    for problem in &opened.problems {
+        error!(problem, "the lease store was damaged");
+    }
+    Ok(opened)
+}
+
+struct LoadedState {
+    store: Store,
+    state: State,
+    bindings: Vec<BindingRecord>,
+    hold_until: Option<Boottime>,
+    source: &'static str,
+}
+
+/// Rebuilds the state; what another boot has made of it is durable before it counts.
+async fn load_state(
+    opened: Opened,
+    clock: &SystemClock,
+    limits: &Limits,
+) -> anyhow::Result<LoadedState> {
+    let (source, recovery) = match opened.source {
+        Source::Database => ("database", Recovery::Database),
+        Source::Mirror => ("mirror", Recovery::Mirror),
+        Source::Empty { .. } => ("empty", Recovery::Database),
+    };
+    let mut bindings = Vec::new();
+    let mut records = Vec::new();
+    for (tree, key, value) in opened.records {
+        if tree == Tree::Meta && key == BINDINGS_KEY {
+            // Only a hint: what cannot be read is fenced again.
+            bindings = serde_json::from_slice(&value).unwrap_or_default();
+        } else {
+            records.push((engine::record_key(tree, key), value));
+        }
+    }
+    let now = clock.now();
+    let loaded = State::load(records, recovery, &now, limits);
+    for issue in &loaded.issues {
+        error!(key = %issue.key, problem = %issue.problem, "a stored record cannot be used");
+    }
+    if !loaded.changes.is_empty()
+        && let Err(error) = opened.store.commit(engine::writes(&loaded.changes)).await
+    {
+        // The grace after a reboot is not used up twice: it counts only when it is recorded.
+        error!(%error, "what this boot has made of the leases is not durable yet");
+    }
+    let hold_until = match opened.source {
+        Source::Empty { lost: true } => {
+            error!(
+                "the lease store is lost: new pods wait {} s for plugins to register again",
+                HOLD_AFTER_LOSS.as_secs()
+            );
+            Some(now.boottime.plus(HOLD_AFTER_LOSS))
+        }
+        _ => None,
+    };
+    Ok(LoadedState {
+        store: opened.store,
+        state: loaded.state,
+        bindings,
+        hold_until,
+        source,
+    })
+}
+
+/// Hooks are answered on a thread that does nothing else.
+fn start_nri_thread(daemon: &Arc<Daemon>, hooks: Arc<Hooks>) -> io::Result<()> {
+    let main = tokio::runtime::Handle::current();
+    let config = daemon.config.load();
+    let contexts: Vec<RuntimeContext> = daemon
+        .runtimes
+        .iter()
+        .map(|status| RuntimeContext {
+            status: status.clone(),
+            plugin_name: config.runtime.plugin_name.clone(),
+            plugin_index: config.runtime.plugin_index.to_string(),
+            hooks: hooks.clone(),
+            tracker: daemon.tracker.clone(),
+            synchronized: {
+                let (daemon, main) = (daemon.clone(), main.clone());
+                Box::new(move |runtime, pods| {
+                    main.spawn(synchronized(daemon.clone(), runtime, pods));
+                })
+            },
+            lost: {
+                let (daemon, main) = (daemon.clone(), main.clone());
+                Box::new(move |runtime| {
+                    let daemon = daemon.clone();
+                    main.spawn(async move {
+                        daemon.events.tell(Event::new(
+                            EventKind::EVENT_KIND_RUNTIME_DISCONNECTED,
+                            format!("not connected to {} any more", daemon.socket_of(runtime)),
+                        ));
+                    });
+                })
+            },
+        })
+        .collect();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    std::thread::Builder::new()
+        .name("nri".to_owned())
+        .spawn(move || {
+            runtime.block_on(async {
+                let sessions = contexts.into_iter().map(supervisor::run);
+                futures::future::join_all(sessions).await;
+            });
+        })?;
+    Ok(())
+}
+
+/// A runtime has told us its pods.
+async fn synchronized(daemon: Arc<Daemon>, runtime: RuntimeId, sandboxes: Vec<PodSandbox>) {
+    let socket = daemon.socket_of(runtime);
+    daemon.pods.replace(runtime, &sandboxes);
+    let engine = &daemon.engine;
+    engine.tell(Command::RuntimeSynchronized).await;
+    let learned = sandboxes
+        .iter()
+        .filter_map(|pod| {
+            let uid = PodUid::try_from(pod.uid.as_str()).ok()?;
+            Some(pods::identity(pod, uid))
+        })
+        .collect();
+    engine.tell(Command::LearnPods { pods: learned }).await;
+    let snapshot = engine.snapshot();
+    let now = daemon.clock.now();
+    let present = sandboxes
+        .iter()
+        .map(|pod| PresentSandbox {
+            sandbox: sandbox_pod(&socket, pod),
+            covered_by: covering(&snapshot, pod, now.boottime),
+        })
+        .collect();
+    engine
+        .tell(Command::SandboxesSynchronized {
+            runtime: socket.clone(),
+            present,
+        })
+        .await;
+    let uids = sandboxes
+        .iter()
+        .filter_map(|pod| PodUid::try_from(pod.uid.as_str()).ok())
+        .collect();
+    engine
+        .tell(Command::PodsSeen {
+            runtime: socket.clone(),
+            present: uids,
+        })
+        .await;
+    daemon.events.tell(Event::new(
+        EventKind::EVENT_KIND_RUNTIME_CONNECTED,
+        format!("synchronised with {socket}, {} pods", sandboxes.len()),
+    ));
+}
+
+fn sandbox_pod(socket: &str, pod: &PodSandbox) -> SandboxPod {
+    SandboxPod {
+        sandbox_id: pod.id.clone(),
+        runtime: socket.to_owned(),
+        pod_namespace: pod.namespace.clone(),
+        pod_name: pod.name.clone(),
+        pod_uid: PodUid::try_from(pod.uid.as_str()).ok(),
+    }
+}
+
+/// Plugins whose live lease or pin covers a sandbox.
+fn covering(snapshot: &Snapshot, pod: &PodSandbox, at: Boottime) -> Vec<PluginName> {
+    let view = pod_view(pod);
+    let pinned = snapshot
+        .state
+        .pins()
+        .get(pod.uid.as_str())
+        .into_iter()
+        .flat_map(|pins| pins.values())
+        .filter(|pin| pin.counts_at(at))
+        .map(|pin| pin.plugin.clone());
+    let scoped = snapshot
+        .state
+        .leases()
+        .values()
+        .filter(|lease| lease.counts_at(at) && lease.scope.covers_sandbox(&view))
+        .map(|lease| lease.plugin.clone());
+    let mut plugins: Vec<PluginName> = pinned.chain(scoped).collect();
+    plugins.sort();
+    plugins.dedup();
+    plugins
+}
+
+/// Carries what hooks leave behind to the ring, the log, the watchers and the store.
+async fn take_traces(daemon: Arc<Daemon>, mut traces: mpsc::Receiver<Trace>) {
+    while let Some(trace) = traces.recv().await {
+        match trace {
+            Trace::Decided(decided) => {
+                let kind = match decided.verdict {
+                    Verdict::Reject => Some(EventKind::EVENT_KIND_REJECTED),
+                    Verdict::WouldReject => Some(EventKind::EVENT_KIND_WOULD_REJECT),
+                    Verdict::Admit | Verdict::Exempt | Verdict::Unvetted => None,
+                };
+                if let Some(kind) = kind {
+                    daemon.events.tell(Event {
+                        at: decided.at,
+                        plugin: decided.plugin.as_ref().map(ToString::to_string),
+                        pod: Some(decided.pod.clone()),
+                        container: decided.container.clone(),
+                        ..Event::new(kind, decided.text.clone())
+                    });
+                }
+                daemon.ring.push(decided);
+            }
+            Trace::SandboxStarted {
+                runtime,
+                pod,
+                unvetted,
+            } => {
+                let socket = daemon.socket_of(runtime);
+                daemon.pods.add(runtime, (*pod).clone());
+                if let Ok(uid) = PodUid::try_from(pod.uid.as_str()) {
+                    let pods = vec![pods::identity(&pod, uid)];
+                    daemon.engine.tell(Command::LearnPods { pods }).await;
+                }
+                daemon
+                    .engine
+                    .tell(Command::SandboxAppeared {
+                        sandbox: sandbox_pod(&socket, &pod),
+                        unvetted,
+                    })
+                    .await;
+            }
+            Trace::SandboxRemoved { sandbox_id } => {
+                daemon.pods.remove(&sandbox_id);
+                daemon
+                    .engine
+                    .tell(Command::SandboxGone { sandbox_id })
+                    .await;
+            }
+        }
+    }
+}
+
+/// Keeps the bindings in the store, so that a restarted daemon knows at once who is connected.
+async fn store_bindings(daemon: Arc<Daemon>) {
+    let mut stored = Vec::new();
+    let mut events = daemon.tracker.events();
+    loop {
+        // At once after a change, and now and then in case one was missed.
+        let _ = tokio::time::timeout(STORE_BINDINGS_EVERY, events.recv()).await;
+        let bindings = daemon.tracker.export().await;
+        if bindings == stored {
+            continue;
+        }
+        match serde_json::to_vec(&bindings) {
+            Ok(value) => daemon.store.write_soon(vec![Write {
+                tree: Tree::Meta,
+                key: BINDINGS_KEY.to_owned(),
+                value: Some(value),
+            }]),
+            Err(error) => warn!(%error, "bindings cannot be encoded"),
+        }
+        stored = bindings;
+    }
+}
+
+struct Sockets {
+    registry: UnixListener,
+    admin: UnixListener,
+}
+
+/// From systemd, by name, or bound here.
+fn listen(run_dir: &Path) -> anyhow::Result<Sockets> {
+    if let Some(sockets) = from_systemd()? {
+        return Ok(sockets);
+    }
+    std::fs::create_dir_all(run_dir)
+        .with_context(|| format!("cannot make the run directory {}", run_dir.display()))?;
+    let paths = SocketPaths::in_dir(run_dir);
+    let group = nix::unistd::Group::from_name(REGISTRY_GROUP)
+        .ok()
+        .flatten()
+        .map(|group| group.gid);
+    Ok(Sockets {
+        registry: server::bind(&paths.registry, REGISTRY_MODE, group)
+            .context("cannot serve plugins")?,
+        admin: server::bind(&paths.admin, ADMIN_MODE, None).context("cannot serve admins")?,
+    })
+}
+
+fn from_systemd() -> anyhow::Result<Option<Sockets>> {
+    let (mut registry, mut admin) = (None, None);
+    for (fd, name) in handed_over() {
+        let listener = std::os::unix::net::UnixListener::from(fd);
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
+        match name.as_str() {
+            "registry" => registry = Some(listener),
+            "admin" => admin = Some(listener),
+            other => warn!(name = other, "systemd handed over a socket of another name"),
+        }
+    }
+    match (registry, admin) {
+        (None, None) => Ok(None),
+        (Some(registry), Some(admin)) => Ok(Some(Sockets { registry, admin })),
+        _ => anyhow::bail!(
+            "systemd handed over only one socket: name two, with FileDescriptorName=registry and \
+             FileDescriptorName=admin"
+        ),
+    }
+}
+
+/// Descriptors that systemd passed to this process, with their names.
+#[allow(unsafe_code)]
+fn handed_over() -> Vec<(std::os::fd::OwnedFd, String)> {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    sd_notify::listen_fds_with_names()
+        .map(|fds| {
+            fds.map(|(fd, name)| {
+                // SAFETY: systemd passes these descriptors to this process alone (LISTEN_PID was
+                // checked), and the environment is read once.
+                (unsafe { OwnedFd::from_raw_fd(fd) }, name)
+            })
+            .collect()
+        })
+        .unwrap_or_default()
+}
+
+fn serve_sockets(daemon: &Arc<Daemon>, sockets: Sockets) {
+    let registry = daemon.clone();
+    tokio::spawn(server::serve("registry", sockets.registry, move |caller| {
+        registry_ttrpc::create_registry(Arc::new(RegistryService::new(registry.clone(), caller)))
+    }));
+    let admin = daemon.clone();
+    tokio::spawn(server::serve("admin", sockets.admin, move |caller| {
+        admin_ttrpc::create_admin(Arc::new(AdminService::new(admin.clone(), caller)))
+    }));
+}
+
+async fn until_terminated(arguments: &Arguments, daemon: &Arc<Daemon>) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = hangup.recv() => reload(arguments, daemon).await,
+        }
+    }
+}
+
+/// SIGHUP: a configuration that cannot be used changes nothing.
+async fn reload(arguments: &Arguments, daemon: &Arc<Daemon>) {
+    let loaded =
+        load_config(arguments).and_then(|config| Ok((Arc::new(Policy::compile(&config)?), config)));
+    match loaded {
+        Ok((policy, config)) => {
+            daemon.engine.reload(policy, limits(&config)).await;
+            daemon.config.store(Arc::new(config));
+            info!("the configuration is reloaded; [runtime] and [log] need a restart");
+        }
+        Err(error) => error!("the configuration stays as it was: {error:#}"),
+    }
+}
+
+async fn shut_down(daemon: &Arc<Daemon>) {
+    info!("shutting down; leases stay");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    daemon.engine.stop().await;
+    let store = daemon.store.clone();
+    let closed = tokio::task::spawn_blocking(move || store.close()).await;
+    if let Err(error) = closed {
+        error!(%error, "closing the lease store ended unexpectedly");
+    }
+}

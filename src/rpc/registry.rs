@@ -1,0 +1,386 @@
+//! The Registry service, for plugins.
+//!
+//! A registration is [`RegistryService::register_plugin`], top to bottom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use globset::Glob;
+use nri_lease_proto::lease::registry as pb;
+use nri_lease_proto::lease::registry_ttrpc::Registry;
+use nri_lease_proto::lease::types::{Lease as PbLease, Subject};
+use nri_lease_state::name::PluginName;
+use nri_lease_state::process::{HolderFacts, ProcessKey};
+use nri_lease_state::rules::{Command, Lease, Reply};
+use nri_lease_state::{PodIdentity, PodUid};
+use protobuf::MessageField;
+use ttrpc::Code;
+use ttrpc::r#async::{ServerStream, TtrpcContext};
+use ttrpc::error::get_rpc_status;
+
+use super::convert::{self, denied, invalid, not_found};
+use super::peer::Peer;
+use super::server::Caller;
+use crate::daemon::Daemon;
+use crate::presence::proc::{self, ProcessFacts};
+
+/// How long a registration waits for the plugin's connection to be bound, so that the lease is not
+/// enforced against a plugin that is there. Past it the lease counts all the same.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// The service of one connection.
+pub struct RegistryService {
+    daemon: Arc<Daemon>,
+    caller: Caller,
+}
+
+type Answer<T> = ttrpc::Result<T>;
+
+impl RegistryService {
+    pub fn new(daemon: Arc<Daemon>, caller: Caller) -> Self {
+        Self { daemon, caller }
+    }
+
+    fn peer(&self) -> Answer<&Peer> {
+        self.caller.as_deref().map_err(denied)
+    }
+
+    async fn register_plugin(&self, request: pb::RegisterRequest) -> Answer<pb::RegisterResponse> {
+        let peer = self.peer()?;
+        let plugin = convert::plugin_name(&request.plugin)?;
+        let ttl = convert::ttl(&request.ttl)?;
+        let scope = convert::scope(&request.scope)?;
+        let mode = convert::mode(request.mode)?;
+        let index = convert::index(&request.index)?;
+        let events = request.events.as_ref().map(|events| events.mask);
+
+        self.may_register(peer, &plugin)?;
+        let subject = self.subject(peer, &request.subject).await?;
+        let holder = HolderFacts {
+            process: subject.key(),
+            uid: subject.uid,
+            cgroup: subject.cgroup.clone(),
+            pod: self.pod_of(&subject),
+            connection_inode: Some(request.connection_inode).filter(|inode| *inode != 0),
+            registered_by: Some(peer.process()).filter(|caller| *caller != subject.key()),
+        };
+        // Before the lease counts: the plugin may be connected already.
+        self.daemon.tracker.settle(subject.key(), SETTLE).await;
+        let command = Command::Register {
+            plugin,
+            ttl,
+            scope,
+            mode,
+            index,
+            events,
+            holder,
+        };
+        let reply = self.daemon.engine.carry_out(command).await;
+        let Reply::Registered { lease } = reply.map_err(convert::status)? else {
+            return Err(unexpected());
+        };
+        // It may have ended before it was watched.
+        if proc::key_of(subject.pid).ok() != Some(subject.key()) {
+            let process = subject.key();
+            self.daemon
+                .engine
+                .tell(Command::HolderLost { process })
+                .await;
+        }
+        Ok(pb::RegisterResponse {
+            renew_every: convert::pb_duration(renew_every(&lease)),
+            lease: MessageField::some(self.daemon.describe(&lease)),
+            ..Default::default()
+        })
+    }
+
+    /// The `[[registrar]]` entries; without any, uid 0 may register every name.
+    fn may_register(&self, peer: &Peer, plugin: &PluginName) -> Answer<()> {
+        let config = self.daemon.config.load();
+        if config.registrar.is_empty() {
+            return match peer.uid {
+                0 => Ok(()),
+                uid => Err(denied(format!(
+                    "uid {uid} may not register plugin \"{plugin}\": only uid 0 may, unless the \
+                     daemon's configuration has a [[registrar]] entry for it"
+                ))),
+            };
+        }
+        let namespace = self
+            .pod_of(&peer.facts)
+            .and_then(|pod| pod.namespace)
+            .unwrap_or_default();
+        let allowed = config.registrar.iter().any(|entry| {
+            let names = Glob::new(&entry.plugin)
+                .is_ok_and(|glob| glob.compile_matcher().is_match(plugin.as_str()));
+            let namespaces = entry.namespaces.is_empty() || entry.namespaces.contains(&namespace);
+            names && entry.uids.contains(&peer.uid) && namespaces
+        });
+        if allowed {
+            return Ok(());
+        }
+        let place = match (&peer.facts.pod_uid, namespace.as_str()) {
+            (None, _) => "on the host".to_owned(),
+            (Some(uid), "") => format!("in pod {uid}, whose namespace is not known yet"),
+            (Some(_), namespace) => format!("in namespace {namespace}"),
+        };
+        Err(denied(format!(
+            "uid {} {place} may not register plugin \"{plugin}\": no [[registrar]] entry of the \
+             daemon's configuration allows it",
+            peer.uid
+        )))
+    }
+
+    /// The process that becomes the holder: the caller, or the subject it names; of a wrapper, the
+    /// descendant that owns the NRI connection.
+    async fn subject(&self, peer: &Peer, subject: &MessageField<Subject>) -> Answer<ProcessFacts> {
+        let Some(subject) = subject.as_ref() else {
+            return Ok(peer.facts.clone());
+        };
+        if subject.pid == 0 {
+            return Err(invalid(
+                "subject.pid is 0: give the pid of the plugin's process, or leave subject out",
+            ));
+        }
+        let named = facts_of(subject.pid)?;
+        if subject.start_time != 0 && subject.start_time != named.start_time {
+            return Err(not_found(format!(
+                "process {} that started at {} has ended: its pid belongs to another process now",
+                subject.pid, subject.start_time
+            )));
+        }
+        if !peer.may_speak_for(&named) {
+            return Err(denied(format!(
+                "pid {} may not speak for pid {}: it is neither a descendant nor in the same pod, \
+                 and the caller is not uid 0 of the host",
+                peer.facts.pid, named.pid
+            )));
+        }
+        let tracker = self.daemon.tracker.clone();
+        let pid = named.pid;
+        let owner = tokio::task::spawn_blocking(move || tracker.find_connection_owner(pid))
+            .await
+            .ok()
+            .flatten();
+        match owner {
+            Some(owner) if owner != named.key() => facts_of(owner.pid),
+            _ => Ok(named),
+        }
+    }
+
+    fn pod_of(&self, facts: &ProcessFacts) -> Option<PodIdentity> {
+        let uid = PodUid::try_from(facts.pod_uid.as_deref()?).ok()?;
+        Some(self.daemon.pods.identity(uid))
+    }
+
+    /// The holders of a lease that the caller may speak for, or the one it names.
+    fn holders_of(
+        &self,
+        plugin: &PluginName,
+        subject: &MessageField<Subject>,
+    ) -> Answer<Vec<ProcessKey>> {
+        let peer = self.peer()?;
+        let Some(lease) = self.daemon.live_lease(plugin.as_str()) else {
+            return Ok(Vec::new());
+        };
+        let named = subject.as_ref();
+        Ok(lease
+            .holders
+            .iter()
+            .filter(|holder| {
+                let process = holder.facts.process;
+                let wanted = named.is_none_or(|subject| {
+                    subject.pid == process.pid
+                        && (subject.start_time == 0 || subject.start_time == process.start_time)
+                });
+                wanted
+                    && (holder.facts.registered_by == Some(peer.process())
+                        || ProcessFacts::read(process.pid).is_ok_and(|facts| {
+                            facts.key() == process && peer.may_speak_for(&facts)
+                        }))
+            })
+            .map(|holder| holder.facts.process)
+            .collect())
+    }
+
+    async fn renew_lease(&self, request: &pb::RenewRequest) -> Answer<pb::RenewResponse> {
+        let plugin = convert::plugin_name(&request.plugin)?;
+        let holders = self.holders_of(&plugin, &request.subject)?;
+        for holder in &holders {
+            let (tracker, holder) = (self.daemon.tracker.clone(), *holder);
+            tokio::spawn(async move { tracker.rescan_now(holder).await });
+        }
+        let command = Command::Renew { plugin, holders };
+        let reply = self.daemon.engine.carry_out(command).await;
+        let Reply::Renewed { lease } = reply.map_err(convert::status)? else {
+            return Err(unexpected());
+        };
+        let now = self.daemon.clock.now();
+        Ok(pb::RenewResponse {
+            plugin: lease.plugin.to_string(),
+            ttl: convert::pb_duration(lease.settings.ttl.get()),
+            expires_at: convert::pb_wall(now.wall_at(lease.deadline.boottime)),
+            renew_every: convert::pb_duration(renew_every(&lease)),
+            generation: lease.generation,
+            ..Default::default()
+        })
+    }
+
+    /// Pins may be set by whoever may register the plugin's name.
+    fn may_pin(&self, plugin: &PluginName) -> Answer<()> {
+        self.may_register(self.peer()?, plugin)
+    }
+}
+
+fn renew_every(lease: &Lease) -> Duration {
+    lease.settings.ttl.get() / 3
+}
+
+fn facts_of(pid: u32) -> Answer<ProcessFacts> {
+    ProcessFacts::read(pid).map_err(|error| not_found(format!("subject: {error}")))
+}
+
+fn unexpected() -> ttrpc::Error {
+    get_rpc_status(Code::INTERNAL, "the daemon gave an answer of another kind")
+}
+
+#[async_trait]
+impl Registry for RegistryService {
+    async fn register(
+        &self,
+        _: &TtrpcContext,
+        request: pb::RegisterRequest,
+    ) -> Answer<pb::RegisterResponse> {
+        self.register_plugin(request).await
+    }
+
+    async fn renew(
+        &self,
+        _: &TtrpcContext,
+        request: pb::RenewRequest,
+    ) -> Answer<pb::RenewResponse> {
+        self.renew_lease(&request).await
+    }
+
+    async fn keep_alive(
+        &self,
+        _: &TtrpcContext,
+        mut stream: ServerStream<pb::RenewResponse, pb::RenewRequest>,
+    ) -> Answer<()> {
+        while let Some(request) = stream.recv().await? {
+            let response = self.renew_lease(&request).await.unwrap_or_else(|error| {
+                let (code, message) = match error {
+                    ttrpc::Error::RpcStatus(status) => (status.code.value(), status.message),
+                    other => (Code::UNKNOWN as i32, other.to_string()),
+                };
+                pb::RenewResponse {
+                    plugin: request.plugin.clone(),
+                    error_code: code,
+                    error_message: message,
+                    ..Default::default()
+                }
+            });
+            stream.send(&response).await?;
+        }
+        Ok(())
+    }
+
+    async fn release(
+        &self,
+        _: &TtrpcContext,
+        request: pb::ReleaseRequest,
+    ) -> Answer<pb::ReleaseResponse> {
+        let plugin = convert::plugin_name(&request.plugin)?;
+        let processes = self.holders_of(&plugin, &request.subject)?;
+        let command = Command::Release { plugin, processes };
+        let reply = self.daemon.engine.carry_out(command).await;
+        let Reply::Released {
+            ended,
+            holders_left,
+        } = reply.map_err(convert::status)?
+        else {
+            return Err(unexpected());
+        };
+        Ok(pb::ReleaseResponse {
+            lease_ended: ended,
+            holders_left: holders_left as u32,
+            ..Default::default()
+        })
+    }
+
+    async fn pin(&self, _: &TtrpcContext, request: pb::PinRequest) -> Answer<pb::PinResponse> {
+        let plugin = convert::plugin_name(&request.plugin)?;
+        let pod_uid = convert::pod_uid(&request.pod_uid)?;
+        let ttl = convert::ttl(&request.ttl)?;
+        self.may_pin(&plugin)?;
+        let command = Command::Pin {
+            plugin,
+            pod_uid,
+            ttl,
+        };
+        let reply = self.daemon.engine.carry_out(command).await;
+        let Reply::Pinned { pin } = reply.map_err(convert::status)? else {
+            return Err(unexpected());
+        };
+        Ok(pb::PinResponse {
+            pin: MessageField::some(convert::pb_pin(&pin, &self.daemon.clock.now())),
+            ..Default::default()
+        })
+    }
+
+    async fn unpin(
+        &self,
+        _: &TtrpcContext,
+        request: pb::UnpinRequest,
+    ) -> Answer<pb::UnpinResponse> {
+        let plugin = convert::plugin_name(&request.plugin)?;
+        let pod_uid = convert::pod_uid(&request.pod_uid)?;
+        self.may_pin(&plugin)?;
+        let command = Command::Unpin { plugin, pod_uid };
+        let reply = self.daemon.engine.carry_out(command).await;
+        let Reply::Unpinned { existed } = reply.map_err(convert::status)? else {
+            return Err(unexpected());
+        };
+        Ok(pb::UnpinResponse {
+            existed,
+            ..Default::default()
+        })
+    }
+
+    async fn describe(
+        &self,
+        _: &TtrpcContext,
+        request: pb::DescribeRequest,
+    ) -> Answer<pb::DescribeResponse> {
+        self.peer()?;
+        let wanted = match request.plugin.as_str() {
+            "" => None,
+            plugin => Some(convert::plugin_name(plugin)?),
+        };
+        let snapshot = self.daemon.engine.snapshot();
+        let now = self.daemon.clock.now();
+        let mut leases: Vec<PbLease> = Vec::new();
+        for lease in snapshot.state.leases().values() {
+            let asked = wanted.as_ref().is_none_or(|plugin| lease.plugin == *plugin);
+            if !asked || !lease.counts_at(now.boottime) {
+                continue;
+            }
+            if !self
+                .holders_of(&lease.plugin, &MessageField::none())?
+                .is_empty()
+            {
+                leases.push(self.daemon.describe(lease));
+            }
+        }
+        match wanted {
+            Some(plugin) if leases.is_empty() => Err(not_found(format!(
+                "no lease of plugin \"{plugin}\" that the caller holds; register it first"
+            ))),
+            _ => Ok(pb::DescribeResponse {
+                leases,
+                ..Default::default()
+            }),
+        }
+    }
+}
