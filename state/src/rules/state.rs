@@ -7,8 +7,8 @@ use super::Change;
 use super::lease::Lease;
 use crate::name::{PluginName, PodUid};
 use crate::record::{
-    BanRecord, Grace, LeaseRecord, MetaRecord, PauseRecord, PinRecord, Record, RecordKey,
-    SandboxRecord, Tree,
+    BanRecord, LeaseRecord, MetaRecord, PauseRecord, PinRecord, Record, RecordKey, SandboxRecord,
+    Tree,
 };
 use crate::scope::{CompiledScope, Scope};
 use crate::time::Boottime;
@@ -35,7 +35,9 @@ pub struct State {
     /// When each record ends, in order: with thousands of pins the next end is the first entry
     /// and not a search.
     deadlines: BTreeSet<(Boottime, RecordKey)>,
-    /// End of this boot's reboot grace, from the first Synchronize on.
+    /// End of this boot's reboot grace, from the first Synchronize on. It is no record, so that no
+    /// failed write takes it back; leases that wait for their grace get it when they are next set,
+    /// and so also when a failed write is undone.
     pub(super) grace_until: Option<Boottime>,
 }
 
@@ -142,18 +144,6 @@ impl State {
             Tree::Meta => {
                 (**self.meta() != MetaRecord::default()).then(|| Record::Meta(self.meta.clone()))
             }
-        }
-    }
-
-    /// Gives every lease that waits for its reboot grace an end, for the rest of this run: not a
-    /// record, so that no failed write takes it back.
-    pub(super) fn begin_grace(&mut self, until: Boottime) {
-        self.grace_until = Some(until);
-        let pending = |l: &&Arc<Lease>| l.record.grace == Grace::Pending;
-        let pending: Vec<_> = self.leases.values().filter(pending).cloned().collect();
-        for lease in pending {
-            let key = RecordKey::lease(&lease.plugin);
-            self.set(&key, Some(Record::Lease(lease.record.clone())));
         }
     }
 
