@@ -41,7 +41,7 @@ fn step(rng: &mut Rng, restarts: u32) -> Step {
         24..27 => Step::Advance(rng.u64(10..120) * SECOND),
         27..28 => Step::Advance(7200 * SECOND),
         28..38 => Step::ToDeadline(*pick(rng, &[1, 0, -1, SECOND as i64])),
-        38..40 => Step::WallStep(*pick(rng, &[DAY, -DAY, 3 * SECOND as i64])),
+        38..40 => Step::SetWall(*pick(rng, &[DAY, -DAY, 3 * SECOND as i64])),
         40..44 => Step::Flush,
         44..47 => Step::FailedWrite(match rng.u32(0..8) {
             0 => Cmd::RuntimeSynchronized,
