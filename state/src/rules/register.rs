@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::EventKind;
+use super::lease::Lease;
 use super::refusal::Refusal;
 use super::transition::Transition;
 use super::{Durability, Reply};
@@ -78,8 +79,16 @@ fn settings(t: &Transition<'_>, asked: &Registration) -> Result<Settings, Refusa
             limit: t.limits.max_rules_per_scope,
         }));
     }
-    // Compiled for its errors here, and once more when the lease is put; both are rare.
-    asked.scope.compile()?;
+    // For its errors; once more when the lease is put. Not for the scope that the lease has, unless
+    // that one was stored by another release and could not be compiled.
+    let compiled = |lease: &Arc<Lease>| {
+        *lease.settings.scope == asked.scope
+            && (!lease.scope.is_all() || asked.scope.rules.is_empty())
+    };
+    let known = t.state.lease(asked.plugin.as_str());
+    if !known.is_some_and(compiled) {
+        asked.scope.compile()?;
+    }
     if let Some(mask) = asked.events
         && mask != 0
         && mask & (RUN_POD_SANDBOX | CREATE_CONTAINER) == 0

@@ -15,7 +15,8 @@ use crate::time::Boottime;
 
 pub type LeaseMap = BTreeMap<PluginName, Arc<Lease>>;
 pub type PinsOfPod = BTreeMap<PluginName, Arc<PinRecord>>;
-pub type PinMap = BTreeMap<PodUid, PinsOfPod>;
+/// Pods share what did not change between snapshots.
+pub type PinMap = BTreeMap<PodUid, Arc<PinsOfPod>>;
 pub type BanMap = BTreeMap<PluginName, Arc<BanRecord>>;
 pub type SandboxMap = BTreeMap<String, Arc<SandboxRecord>>;
 
@@ -184,7 +185,7 @@ impl State {
                 let pod = Arc::make_mut(&mut self.pins)
                     .entry(pin.pod_uid.clone())
                     .or_default();
-                if pod.insert(pin.plugin.clone(), pin).is_none() {
+                if Arc::make_mut(pod).insert(pin.plugin.clone(), pin).is_none() {
                     self.pin_count += 1;
                 }
             }
@@ -212,7 +213,7 @@ impl State {
                 let Some(pod) = pins.get_mut(pod_uid) else {
                     return;
                 };
-                if pod.remove(plugin).is_some() {
+                if Arc::make_mut(pod).remove(plugin).is_some() {
                     self.pin_count -= 1;
                 }
                 if pod.is_empty() {

@@ -542,6 +542,37 @@ fn what_cannot_be_read_is_left_out_and_named() {
 }
 
 #[test]
+fn a_stored_scope_that_does_not_compile_covers_everything_until_the_next_registration() {
+    let mut node = Node::new();
+    node.done(register("a", 60));
+    let Some(Record::Lease(lease)) = node.state.records().pop() else {
+        panic!("there is a lease");
+    };
+    let mut lease = Arc::unwrap_or_clone(lease);
+    let bad = Scope {
+        rules: vec![ScopeRule::default()],
+    };
+    lease.settings.scope = Arc::new(bad.clone());
+    let record = Record::Lease(Arc::new(lease));
+    let loaded = State::load(
+        [(record.key(), record.encode())],
+        Recovery::Database,
+        &node.now,
+        &node.limits,
+    );
+    assert_eq!(loaded.issues.len(), 1);
+    node.state = loaded.state;
+    assert!(node.lives("a"));
+    assert!(node.state.lease("a").unwrap().scope.is_all());
+    let mut again = register("a", 60);
+    if let Command::Register { scope, .. } = &mut again {
+        *scope = bad;
+    }
+    assert_eq!(node.refused(again).0, RefusalKind::InvalidArgument);
+    node.done(register("a", 60));
+}
+
+#[test]
 fn a_failed_registration_takes_no_renewal_back() {
     let mut node = Node::new();
     node.done(register("a", 10));
