@@ -1,7 +1,7 @@
 //! Globs on names: `*`, `?`, `[a-z]`, `{a,b}`; `*` crosses every character, also `/` and `.`.
 //!
-//! Most patterns are a name or a name with a star at its end; those are compared without a regular
-//! expression, which also keeps hundreds of scopes small.
+//! Most patterns are a name, or have stars and nothing else; those are compared without a regular
+//! expression, which would take some ten kilobytes each in hundreds of scopes.
 
 use globset::{GlobBuilder, GlobMatcher};
 
@@ -18,8 +18,7 @@ struct Pattern {
 #[derive(Debug)]
 enum Test {
     Exact,
-    /// The pattern without its last character, a star.
-    Prefix,
+    Stars,
     Glob(Box<GlobMatcher>),
 }
 
@@ -53,8 +52,8 @@ impl Pattern {
         let is_plain = |text: &str| !text.contains(['*', '?', '[', ']', '{', '}', '\\', ',']);
         let test = if is_plain(text) {
             Test::Exact
-        } else if text.strip_suffix('*').is_some_and(is_plain) {
-            Test::Prefix
+        } else if text.split('*').all(is_plain) {
+            Test::Stars
         } else {
             let glob = GlobBuilder::new(text)
                 .literal_separator(false)
@@ -72,10 +71,23 @@ impl Pattern {
     fn matches(&self, text: &str) -> bool {
         match &self.test {
             Test::Exact => text == self.text,
-            Test::Prefix => text.starts_with(&self.text[..self.text.len() - 1]),
+            Test::Stars => matches_stars(&self.text, text).is_some(),
             Test::Glob(glob) => glob.is_match(text),
         }
     }
+}
+
+/// What is before the first star and after the last one is where it must be; the parts between are
+/// looked for from left to right, and the first place for each leaves most for the next.
+fn matches_stars(pattern: &str, text: &str) -> Option<()> {
+    let mut parts = pattern.split('*');
+    let mut rest = text.strip_prefix(parts.next()?)?;
+    rest = rest.strip_suffix(parts.next_back()?)?;
+    for part in parts {
+        let at = rest.find(part)?;
+        rest = &rest[at + part.len()..];
+    }
+    Some(())
 }
 
 #[cfg(test)]
@@ -102,6 +114,23 @@ mod tests {
         assert!(!matches("kube-system", "kube-system-2"));
         assert!(matches("", ""));
         assert!(!matches("", "kata"));
+    }
+
+    #[test]
+    fn stars_alone_match_as_the_regular_expression_does() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut word = |letters: &[char]| -> String {
+            let length = rng.usize(0..7);
+            (0..length)
+                .map(|_| letters[rng.usize(..letters.len())])
+                .collect()
+        };
+        for _ in 0..2000 {
+            let (pattern, text) = (word(&['a', 'b', '*', '*']), word(&['a', 'b', 'a']));
+            let glob = GlobBuilder::new(&pattern).literal_separator(false).build();
+            let expected = glob.unwrap().compile_matcher().is_match(&text);
+            assert_eq!(matches(&pattern, &text), expected, "{pattern:?} {text:?}");
+        }
     }
 
     #[test]

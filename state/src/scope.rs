@@ -264,6 +264,11 @@ impl CompiledScope {
         Self { rules: None }
     }
 
+    /// Whether everything is covered, whatever it is.
+    pub fn is_all(&self) -> bool {
+        self.rules.is_none()
+    }
+
     /// Whether starting this pod's sandbox is covered.
     pub fn covers_sandbox(&self, pod: &PodView<'_>) -> bool {
         let covers = |rule: &CompiledRule| rule.sandboxes_too && rule.matches_pod(pod);

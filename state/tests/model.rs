@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::{Step, World};
 
 const STEPS: usize = 250;
-const RUNS: u64 = 600;
+const RUNS: u64 = 420;
 
 /// Runs a sequence from nothing; Err: how and after which step it diverges.
 fn run(steps: &[Step]) -> Result<(), String> {

@@ -20,6 +20,8 @@ mod revoke;
 mod runtime;
 mod sandbox;
 mod state;
+#[cfg(test)]
+mod tests;
 mod tick;
 mod transition;
 

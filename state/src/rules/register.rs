@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::EventKind;
+use super::lease::Lease;
 use super::refusal::Refusal;
 use super::transition::Transition;
 use super::{Durability, Reply};
@@ -78,8 +79,16 @@ fn settings(t: &Transition<'_>, asked: &Registration) -> Result<Settings, Refusa
             limit: t.limits.max_rules_per_scope,
         }));
     }
-    // Compiled for its errors here, and once more when the lease is put; both are rare.
-    asked.scope.compile()?;
+    // For its errors; once more when the lease is put. Not for the scope that the lease has, unless
+    // that one was stored by another release and could not be compiled.
+    let compiled = |lease: &Arc<Lease>| {
+        *lease.settings.scope == asked.scope
+            && (!lease.scope.is_all() || asked.scope.rules.is_empty())
+    };
+    let known = t.state.lease(asked.plugin.as_str());
+    if !known.is_some_and(compiled) {
+        asked.scope.compile()?;
+    }
     if let Some(mask) = asked.events
         && mask != 0
         && mask & (RUN_POD_SANDBOX | CREATE_CONTAINER) == 0
@@ -159,10 +168,11 @@ fn created(
 fn joined(
     t: &Transition<'_>,
     old: &LeaseRecord,
-    facts: HolderFacts,
+    mut facts: HolderFacts,
     settings: Settings,
 ) -> Result<LeaseRecord, Refusal> {
     let mut record = old.clone();
+    facts.pod = facts.pod.map(|pod| what_is_known(pod, old));
     // Another start time: that process is gone, and its pid was given to this one.
     record
         .holders
@@ -197,7 +207,7 @@ fn joined(
 fn add_holder(
     t: &Transition<'_>,
     record: &mut LeaseRecord,
-    mut facts: HolderFacts,
+    facts: HolderFacts,
     settings: Settings,
 ) {
     let mut registered_at = t.now.wall;
@@ -206,9 +216,7 @@ fn add_holder(
         .iter()
         .position(|h| h.facts.process == facts.process)
     {
-        let known = record.holders.remove(position);
-        registered_at = known.registered_at;
-        facts.pod = keep_what_was_learnt(facts.pod, known.facts.pod);
+        registered_at = record.holders.remove(position).registered_at;
     }
     if let Some(pod) = &facts.pod {
         record.learn_provider(pod, t.limits.max_providers_per_lease);
@@ -221,15 +229,15 @@ fn add_holder(
     record.choose_settings();
 }
 
-/// The daemon may know a pod by its uid only, for a while after its own restart.
-fn keep_what_was_learnt(
-    new: Option<PodIdentity>,
-    known: Option<PodIdentity>,
-) -> Option<PodIdentity> {
-    match (new, known) {
-        (Some(new), Some(known)) if new.uid == known.uid && new.name.is_none() => Some(known),
-        (new, _) => new,
+/// The daemon may know a pod by its uid only, for a while after its own restart; a holder in the
+/// same pod, or the process itself when it registers again, may have been known better.
+fn what_is_known(pod: PodIdentity, lease: &LeaseRecord) -> PodIdentity {
+    if pod.namespace.is_some() && pod.name.is_some() {
+        return pod;
     }
+    let mut pods = lease.holders.iter().filter_map(|h| h.facts.pod.as_ref());
+    let known = pods.find(|known| known.uid == pod.uid && known.name.is_some());
+    known.cloned().unwrap_or(pod)
 }
 
 /// Rule 7. A pod whose namespace is not known yet is only known to be in the same one as itself.

@@ -17,7 +17,7 @@ use crate::time::Deadline;
 pub(super) fn runtime_synchronized(t: &mut Transition<'_>) -> Reply {
     if t.state.grace_until.is_none() {
         let until = t.now.boottime.plus(t.limits.reboot_grace);
-        t.state.begin_grace(until);
+        t.state.grace_until = Some(until);
     }
     record_grace(t);
     Reply::Done

@@ -7,15 +7,16 @@ use super::Change;
 use super::lease::Lease;
 use crate::name::{PluginName, PodUid};
 use crate::record::{
-    BanRecord, Grace, LeaseRecord, MetaRecord, PauseRecord, PinRecord, Record, RecordKey,
-    SandboxRecord, Tree,
+    BanRecord, LeaseRecord, MetaRecord, PauseRecord, PinRecord, Record, RecordKey, SandboxRecord,
+    Tree,
 };
 use crate::scope::{CompiledScope, Scope};
 use crate::time::Boottime;
 
 pub type LeaseMap = BTreeMap<PluginName, Arc<Lease>>;
 pub type PinsOfPod = BTreeMap<PluginName, Arc<PinRecord>>;
-pub type PinMap = BTreeMap<PodUid, PinsOfPod>;
+/// Pods share what did not change between snapshots.
+pub type PinMap = BTreeMap<PodUid, Arc<PinsOfPod>>;
 pub type BanMap = BTreeMap<PluginName, Arc<BanRecord>>;
 pub type SandboxMap = BTreeMap<String, Arc<SandboxRecord>>;
 
@@ -35,7 +36,9 @@ pub struct State {
     /// When each record ends, in order: with thousands of pins the next end is the first entry
     /// and not a search.
     deadlines: BTreeSet<(Boottime, RecordKey)>,
-    /// End of this boot's reboot grace, from the first Synchronize on.
+    /// End of this boot's reboot grace, from the first Synchronize on. It is no record, so that no
+    /// failed write takes it back; leases that wait for their grace get it when they are next set,
+    /// and so also when a failed write is undone.
     pub(super) grace_until: Option<Boottime>,
 }
 
@@ -145,18 +148,6 @@ impl State {
         }
     }
 
-    /// Gives every lease that waits for its reboot grace an end, for the rest of this run: not a
-    /// record, so that no failed write takes it back.
-    pub(super) fn begin_grace(&mut self, until: Boottime) {
-        self.grace_until = Some(until);
-        let pending = |l: &&Arc<Lease>| l.record.grace == Grace::Pending;
-        let pending: Vec<_> = self.leases.values().filter(pending).cloned().collect();
-        for lease in pending {
-            let key = RecordKey::lease(&lease.plugin);
-            self.set(&key, Some(Record::Lease(lease.record.clone())));
-        }
-    }
-
     /// The keys of records whose deadline has passed, the longest ago first.
     pub(super) fn passed(&self, at: Boottime, at_most: usize) -> Vec<RecordKey> {
         self.deadlines
@@ -194,7 +185,7 @@ impl State {
                 let pod = Arc::make_mut(&mut self.pins)
                     .entry(pin.pod_uid.clone())
                     .or_default();
-                if pod.insert(pin.plugin.clone(), pin).is_none() {
+                if Arc::make_mut(pod).insert(pin.plugin.clone(), pin).is_none() {
                     self.pin_count += 1;
                 }
             }
@@ -222,7 +213,7 @@ impl State {
                 let Some(pod) = pins.get_mut(pod_uid) else {
                     return;
                 };
-                if pod.remove(plugin).is_some() {
+                if Arc::make_mut(pod).remove(plugin).is_some() {
                     self.pin_count -= 1;
                 }
                 if pod.is_empty() {

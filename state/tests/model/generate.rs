@@ -41,9 +41,13 @@ fn step(rng: &mut Rng, restarts: u32) -> Step {
         24..27 => Step::Advance(rng.u64(10..120) * SECOND),
         27..28 => Step::Advance(7200 * SECOND),
         28..38 => Step::ToDeadline(*pick(rng, &[1, 0, -1, SECOND as i64])),
-        38..40 => Step::WallStep(*pick(rng, &[DAY, -DAY, 3 * SECOND as i64])),
+        38..40 => Step::SetWall(*pick(rng, &[DAY, -DAY, 3 * SECOND as i64])),
         40..44 => Step::Flush,
-        44..47 => Step::FailedWrite(command(rng)),
+        44..47 => Step::FailedWrite(match rng.u32(0..8) {
+            0 => Cmd::RuntimeSynchronized,
+            1 => Cmd::Tick,
+            _ => command(rng),
+        }),
         _ => Step::Do(command(rng)),
     }
 }
@@ -77,7 +81,7 @@ fn full_pod(uid: &str) -> Pod {
 
 fn process(rng: &mut Rng) -> Process {
     // Pids 1 and 2 are root's on the host, 3 a user's, the others are in pods.
-    let pid = rng.u32(1..8);
+    let pid = *pick(rng, &[1, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 6, 7]);
     let pod = (pid > 3).then(|| {
         let uid = PODS[pid as usize - 4];
         if rng.u32(0..4) == 0 {
@@ -107,8 +111,10 @@ fn who(rng: &mut Rng) -> Vec<(u32, u64)> {
             }
         }
     }
-    if rng.u32(0..8) == 0 {
-        keys.truncate(1);
+    if rng.u32(0..3) == 0 {
+        // One process speaks for itself.
+        let pid = *pick(rng, &[1, 2, 4, 5]);
+        keys.retain(|key| key.0 == pid);
     }
     keys
 }

@@ -249,14 +249,14 @@ impl Reference {
             }
             Cmd::Renew(plugin, who) => {
                 self.held(plugin, who, clock)?;
-                let lease = self.now.leases.get_mut(plugin).unwrap();
+                let lease = self.now.leases.get_mut(plugin).expect("it is held");
                 renew(lease, clock);
                 events.push(format!("renewed {plugin}"));
                 format!("ends {}", lease.end.boottime)
             }
             Cmd::Release(plugin, who) => {
                 self.held(plugin, who, clock)?;
-                let lease = self.now.leases.get_mut(plugin).unwrap();
+                let lease = self.now.leases.get_mut(plugin).expect("it is held");
                 let had = lease.holders.len();
                 lease.holders.retain(|process, _| !who.contains(process));
                 let left = lease.holders.len();
@@ -275,7 +275,7 @@ impl Reference {
                 let mut names: Vec<_> = self.now.leases.keys().cloned().collect();
                 names.retain(|name| self.live(name, clock).is_some());
                 for name in names {
-                    let lease = self.now.leases.get_mut(&name).unwrap();
+                    let lease = self.now.leases.get_mut(&name).expect("it lives");
                     if lease.holders.remove(&(*pid, *start)).is_some() {
                         lease.last = Some((*pid, clock.wall));
                         lease.generation += 1;
@@ -508,6 +508,17 @@ impl Reference {
             }
             Some(old) => old.clone(),
         };
+        // A pod that is known by its uid only may host a holder that is known better.
+        let mut process = process.clone();
+        for known in lease.holders.values().filter_map(|h| h.pod.as_ref()) {
+            if let Some(pod) = &mut process.pod
+                && pod.name.is_none()
+                && pod.uid == known.uid
+            {
+                *pod = known.clone();
+            }
+        }
+        let pod = process.pod.clone();
         // The pid was given to another process.
         lease
             .holders
@@ -529,13 +540,6 @@ impl Reference {
             }
         }
         let known = lease.holders.get(&key).cloned();
-        let mut pod = process.pod.clone();
-        if let (Some(new), Some(Some(old))) = (&pod, known.as_ref().map(|k| &k.pod))
-            && new.uid == old.uid
-            && new.name.is_none()
-        {
-            pod = Some(old.clone());
-        }
         if let Some(pod) = &pod {
             provide(&mut lease.providers, pod);
         }

@@ -30,7 +30,7 @@ pub enum Step {
     /// To this long before (or, negative, after) the next deadline.
     ToDeadline(i64),
     /// Someone sets the wall clock.
-    WallStep(i64),
+    SetWall(i64),
     /// What was to be written soon is written.
     Flush,
     /// The daemon is killed and started again; `flushed`: what was to be written soon had been.
@@ -116,7 +116,7 @@ impl World {
                     self.advance(at.saturating_sub(self.clock.boottime));
                 }
             }
-            Step::WallStep(by) => self.clock.wall += by,
+            Step::SetWall(by) => self.clock.wall += by,
             Step::Flush => self.flush(),
             Step::Crash { flushed, mirror } => self.restart(*flushed, *mirror)?,
             Step::Reboot {
@@ -334,15 +334,15 @@ fn boot_id(boot: u32) -> BootId {
 }
 
 fn name(text: &str) -> PluginName {
-    PluginName::try_from(text).unwrap()
+    PluginName::try_from(text).expect("the generator makes valid ones")
 }
 
 fn uid(text: &str) -> PodUid {
-    PodUid::try_from(text).unwrap()
+    PodUid::try_from(text).expect("the generator makes valid ones")
 }
 
 fn ttl(ns: u64) -> Ttl {
-    Ttl::new(Duration::from_nanos(ns)).unwrap()
+    Ttl::new(Duration::from_nanos(ns)).expect("the generator makes valid ones")
 }
 
 fn scope(tag: u8) -> Scope {
@@ -409,7 +409,9 @@ fn command(cmd: &Cmd) -> Command {
             ttl: asked.map(ttl),
             scope: scope(*tag),
             mode: if *audit { Mode::Audit } else { Mode::Enforce },
-            index: index.map(|i| PluginIndex::try_from(format!("{i:02}")).unwrap()),
+            index: index.map(|i| {
+                PluginIndex::try_from(format!("{i:02}")).expect("the generator makes valid ones")
+            }),
             events: *events,
             holder: HolderFacts {
                 process: ProcessKey {
@@ -656,7 +658,7 @@ fn timed(duration: Ttl, deadline: &Deadline) -> plain::Timed {
 fn end(deadline: &Deadline) -> plain::End {
     let boot = deadline.boot_id.as_str().trim_start_matches("boot-");
     plain::End {
-        boot: boot.parse().unwrap(),
+        boot: boot.parse().expect("boot ids end in a number"),
         boottime: deadline.boottime.0,
         wall: deadline.wall.0,
     }
