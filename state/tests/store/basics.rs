@@ -213,7 +213,7 @@ fn a_ticket_can_be_awaited() {
 fn a_database_that_grows_too_large_is_rebuilt_and_keeps_everything() {
     let scratch = tempfile::tempdir().unwrap();
     let small = Options {
-        compact_above_bytes: 1 << 20,
+        compact_above_bytes: 600 << 10,
         ..options()
     };
     let store = Store::open(scratch.path(), small).unwrap().store;

@@ -3,6 +3,8 @@
 mod barriers;
 mod basics;
 mod damage;
+mod disk;
 mod full_disk;
+mod hang;
 mod kill;
 mod support;
