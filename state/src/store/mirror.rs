@@ -57,21 +57,16 @@ pub(super) fn read(files: &Files) -> Found {
             document.format
         ));
     }
-    let mut contents = Contents {
-        sequence: document.sequence,
-        ..Contents::default()
-    };
+    let mut all = Vec::new();
     for (name, records) in document.records {
         let Some(tree) = Tree::ALL.into_iter().find(|tree| tree.name() == name) else {
             return Found::Unreadable(format!("it has an unknown section {name:?}"));
         };
         for (key, value) in records {
-            contents
-                .records
-                .insert((tree, key.into()), value.get().as_bytes().into());
+            all.push(((tree, key.into()), value.get().as_bytes().into()));
         }
     }
-    Found::Contents(contents)
+    Found::Contents(Contents::new(document.sequence, all))
 }
 
 fn read_text(files: &Files) -> io::Result<Vec<u8>> {

@@ -7,6 +7,7 @@
 
 mod contents;
 mod database;
+mod digest;
 mod engine;
 mod error;
 mod files;
@@ -80,7 +81,7 @@ impl Tree {
     }
 }
 
-/// Bytes one value may have. Beyond it sled's pages of 16 values would become files of their own.
+/// Bytes one value may have; a lease with 64 rules and 16 holders is far below.
 pub const VALUE_MAX_BYTES: usize = 64 << 10;
 
 /// One change: the value is JSON text; `None` removes the key.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Write;
 use super::contents::{Changes, Key, Value};
+use super::database::SEGMENT_BYTES;
 use super::error::CommitError;
 use super::ticket::Promise;
 
@@ -13,7 +14,7 @@ use super::ticket::Promise;
 pub(super) const GROUPS_MAX: usize = 4096;
 /// Bytes of groups made durable together. A quarter of a sled segment: sled may write over a freed
 /// segment two segments later, so barriers must come more often than segments.
-const BATCH_BYTES: usize = 128 << 10;
+const BATCH_BYTES: usize = SEGMENT_BYTES / 4;
 
 #[derive(Debug)]
 pub(super) struct Queue {

@@ -216,6 +216,27 @@ fn with_both_unreadable_it_starts_empty_says_so_and_keeps_the_remains() {
     assert_eq!(again.source, Source::Database, "it says so once");
 }
 
+/// sled takes an empty log for a new database.
+#[test]
+fn an_emptied_database_without_a_mirror_is_known_to_be_a_loss() {
+    let scratch = tempfile::tempdir().unwrap();
+    used_store(scratch.path());
+    fs::remove_file(scratch.path().join("leases.json")).unwrap();
+    for entry in fs::read_dir(scratch.path().join("db")).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .starts_with("snap.")
+        {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    fs::write(scratch.path().join("db/db"), "").unwrap();
+    assert_eq!(open(scratch.path()).source, Source::Empty { lost: true });
+}
+
 #[test]
 fn a_mirror_of_a_newer_format_is_not_guessed_at() {
     let scratch = tempfile::tempdir().unwrap();

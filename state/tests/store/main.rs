@@ -1,5 +1,7 @@
 //! The store from outside: what is acknowledged stays, whatever happens to process, disk and files.
 
+#![allow(clippy::unwrap_used)]
+
 mod barriers;
 mod basics;
 mod damage;
