@@ -1,6 +1,6 @@
 //! File systems of a test's own, which it may fill and freeze. Only root can have them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
@@ -22,16 +22,25 @@ pub fn on_small_disk(size: &str, test: impl FnOnce(&Path) + Send) {
 pub fn on_freezable_disk(test: impl FnOnce(&Path) + Send) {
     on_own_disk(
         |disk| {
-            let image = disk.join("image");
+            let image = image_of(disk);
             std::fs::File::create(&image)?.set_len(64 << 20)?;
             run(Command::new("mkfs.ext4").arg("-q").arg(&image))?;
-            run(Command::new("mount")
-                .args(["-o", "loop"])
-                .arg(&image)
-                .arg(disk))
+            mount_image(&image, disk)
         },
         test,
     );
+}
+
+/// What the device below `disk` holds.
+pub fn image_of(disk: &Path) -> PathBuf {
+    disk.with_extension("image")
+}
+
+pub fn mount_image(image: &Path, at: &Path) -> std::io::Result<()> {
+    run(Command::new("mount")
+        .args(["-o", "loop"])
+        .arg(image)
+        .arg(at))
 }
 
 fn run(command: &mut Command) -> std::io::Result<()> {
@@ -68,7 +77,8 @@ fn on_own_disk(
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
-    let disk = scratch.path();
+    let disk = &scratch.path().join("disk");
+    std::fs::create_dir(disk).unwrap();
     thread::scope(|scope| {
         let run = scope.spawn(|| {
             let none = None::<&str>;
@@ -91,7 +101,7 @@ fn on_own_disk(
     });
 }
 
-struct Unmount<'a>(&'a Path);
+pub struct Unmount<'a>(pub &'a Path);
 
 impl Drop for Unmount<'_> {
     fn drop(&mut self) {

@@ -9,4 +9,5 @@ mod disk;
 mod full_disk;
 mod hang;
 mod kill;
+mod power;
 mod support;
