@@ -23,7 +23,7 @@ use super::health::Status;
 const FORMAT: u64 = 1;
 /// Larger than any mirror the daemon's limits allow; what is larger is not ours.
 const READ_MAX_BYTES: u64 = 256 << 20;
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(10);
 
 /// What was found in place of the mirror.
 #[derive(Debug)]

@@ -147,8 +147,8 @@ impl Default for Options {
     }
 }
 
-/// Handle to the open store. Methods only queue; none waits for the disk except [`Store::close`],
-/// and dropping, which closes too.
+/// Handle to the open store. Methods only queue, under a lock that is never held during I/O; none
+/// waits for the disk except [`Store::close`], and dropping, which closes too.
 #[derive(Debug)]
 pub struct Store {
     queue: Arc<Queue>,
@@ -199,7 +199,10 @@ impl Store {
         };
         let writer = thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || writer.run())
+            .spawn(move || {
+                let _abandon = AbandonOnEnd(Arc::clone(&writer.queue));
+                writer.run();
+            })
             .map_err(directory_error)?;
         let store = Store {
             queue,
@@ -264,9 +267,19 @@ impl Store {
     }
 
     /// Writes what is queued, with a barrier and the mirror, closes the database and gives the
-    /// directory free. Blocking; a hanging disk holds it up for a few times `stuck_after`.
+    /// directory free. Blocking, for as long as a hanging disk hangs: not for async code, and a
+    /// daemon that has to go exits without it. Dropping the store does the same.
     pub fn close(self) {
         drop(self);
+    }
+}
+
+/// Should the writer ever panic, nobody waits for it in vain.
+struct AbandonOnEnd(Arc<Queue>);
+
+impl Drop for AbandonOnEnd {
+    fn drop(&mut self) {
+        self.0.abandon();
     }
 }
 

@@ -96,8 +96,14 @@ fn read_database(files: &Files, options: &Options) -> Result<Read, Failure> {
 }
 
 impl Read {
-    fn recovered(self, options: &Options, problems: Vec<String>) -> Recovered {
+    fn recovered(self, options: &Options, mut problems: Vec<String>) -> Recovered {
         let (state, failure) = state_of(self.engine, options);
+        if let Some(failure) = &failure {
+            problems.push(format!(
+                "the database was read from a copy in memory, it cannot be written: {}",
+                failure.reason
+            ));
+        }
         Recovered {
             contents: self.loaded.contents,
             state,

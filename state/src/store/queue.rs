@@ -131,6 +131,16 @@ impl Queue {
         self.wake.notify_one();
     }
 
+    /// Nobody takes anything any more: what waits is refused, and so is what comes.
+    pub fn abandon(&self) {
+        let mut waiting = self.waiting();
+        waiting.closing = true;
+        let groups = std::mem::take(&mut waiting.groups);
+        drop(waiting);
+        // Their promises answer as they are dropped.
+        drop(groups);
+    }
+
     /// Waits until there is something to do, and takes it.
     pub fn next(&self, wake: Wake) -> Taken {
         let mut waiting = self.waiting();
@@ -207,5 +217,31 @@ impl Waiting {
             mirror,
             last: self.closing && self.groups.is_empty(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Ticket;
+    use super::*;
+
+    #[test]
+    fn groups_beyond_the_limit_are_refused_at_once_and_abandoned_ones_answered() {
+        let queue = Queue::new();
+        let push = || {
+            let (promise, ticket) = Ticket::pair();
+            queue.push_group(Vec::new(), promise);
+            ticket
+        };
+        let waiting: Vec<_> = (0..GROUPS_MAX).map(|_| push()).collect();
+        assert_eq!(
+            push().wait(),
+            Err(CommitError::QueueFull { limit: GROUPS_MAX })
+        );
+        queue.abandon();
+        for ticket in waiting {
+            assert_eq!(ticket.wait(), Err(CommitError::Closed));
+        }
+        assert_eq!(push().wait(), Err(CommitError::Closed));
     }
 }

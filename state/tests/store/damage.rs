@@ -17,8 +17,9 @@ fn used_store(dir: &Path) {
                 "{{\"n\":{n},\"round\":{round},\"pad\":\"{}\"}}",
                 "x".repeat(300)
             );
-            store.commit(vec![set(Tree::Leases, &n.to_string(), value)]);
-            store.commit(vec![set(Tree::Pins, &n.to_string(), round)]);
+            let lease = set(Tree::Leases, &n.to_string(), value);
+            drop(store.commit(vec![lease]));
+            drop(store.commit(vec![set(Tree::Pins, &n.to_string(), round)]));
         }
         store.commit(vec![remove(Tree::Pins, "0")]).wait().unwrap();
         store.close();

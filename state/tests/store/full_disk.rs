@@ -98,7 +98,7 @@ fn a_store_that_starts_on_a_full_disk_knows_everything_and_heals_by_itself() {
         let dir = disk.join("state");
         let store = open(&dir).store;
         for n in 0..200 {
-            store.commit(vec![set(Tree::Leases, &n.to_string(), value(n))]);
+            drop(store.commit(vec![set(Tree::Leases, &n.to_string(), value(n))]));
         }
         store.commit(vec![set(Tree::Meta, "m", 1)]).wait().unwrap();
         store.close();
@@ -107,6 +107,12 @@ fn a_store_that_starts_on_a_full_disk_knows_everything_and_heals_by_itself() {
         assert_eq!(opened.source, Source::Database, "{:?}", opened.problems);
         assert_eq!(tree(&opened, Tree::Leases).len(), 200);
         assert_eq!(tree(&opened, Tree::Meta).len(), 1);
+        assert!(
+            opened.problems[0].contains("No space left"),
+            "{:?}",
+            opened.problems
+        );
+        assert!(matches!(opened.store.health(), Health::Failing { .. }));
         fs::remove_file(disk.join("filler")).unwrap();
         wait_until("it has healed", || {
             opened
