@@ -4,7 +4,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nri_lease_state::store::{Options, Store, Tree, Write};
@@ -23,7 +23,7 @@ fn main() -> Outcome<()> {
     let store = opened.store;
     store.commit(Vec::new()).wait()?;
     println!(
-        "resident memory: {before} KiB before, {} KiB with an empty store",
+        "resident memory: {before} KiB before, {} KiB with the store open",
         resident_kib()?
     );
     for first in (0..4096).step_by(64) {
@@ -38,15 +38,23 @@ fn main() -> Outcome<()> {
         resident_kib()?
     );
 
-    let mut plain = plain_fdatasync(&dir.join("plain"))?;
+    // Alternating, so that both see the same disk.
+    let mut plain = Vec::new();
     let mut one = Vec::new();
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(dir.join("plain"))?;
+    let record = lease(0, 0).value.unwrap_or_default();
     for round in 0..ROUNDS {
+        let begin = Instant::now();
+        file.write_all(&record)?;
+        file.sync_data()?;
+        plain.push(begin.elapsed());
         let begin = Instant::now();
         store.commit(vec![lease(round % 256, round)]).wait()?;
         one.push(begin.elapsed());
     }
-    let mut plain_again = plain_fdatasync(&dir.join("plain"))?;
-    plain.append(&mut plain_again);
     println!("plain append and fdatasync: {}", spread(&mut plain));
     println!("one client, one commit:     {}", spread(&mut one));
 
@@ -137,19 +145,6 @@ fn pin(number: usize, round: usize) -> Write {
         ),
         value: Some(value.into_bytes()),
     }
-}
-
-fn plain_fdatasync(path: &Path) -> Outcome<Vec<Duration>> {
-    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-    let record = lease(0, 0).value.unwrap_or_default();
-    let mut times = Vec::new();
-    for _ in 0..ROUNDS {
-        let begin = Instant::now();
-        file.write_all(&record)?;
-        file.sync_data()?;
-        times.push(begin.elapsed());
-    }
-    Ok(times)
 }
 
 fn spread(times: &mut [Duration]) -> String {

@@ -3,8 +3,8 @@
 //! What its documentation does not say (read in its source, version 0.34.7):
 //! - `flush` ends in `sync_file_range` (`pagecache/iobuf.rs`), which leaves the device's cache and
 //!   the file's size alone: fdatasync of the file makes the barrier.
-//! - Values above about 128 KiB, and pages that hold them, become files in `blobs/`, written
-//!   without any sync (`pagecache/blob_io.rs`): new ones are synced here.
+//! - Pages above a quarter of a segment become files in `blobs/`, written without any sync
+//!   (`pagecache/blob_io.rs`): new ones are synced here.
 //! - A crash while a snapshot is written leaves `snap.N.generating`. The next start reads it as the
 //!   newest snapshot and reports corruption (`config.rs`, `get_snapshot_files`): removed first.
 //! - Once a write has failed every operation fails; a panic on one of its I/O threads makes `flush`
@@ -20,14 +20,27 @@ use sled::transaction::{ConflictableTransactionError, TransactionError, Transact
 
 use super::Tree;
 use super::contents::{Changes, Contents};
+use super::digest::Digest;
 use super::engine::Failure;
 use super::files::sync_dir;
 
 /// sled keeps what it reads under this many bytes; our values are in memory anyway.
 const CACHE_BYTES: u64 = 1 << 20;
-/// Our own tree and key beside the six: the number of the last barrier.
+/// sled's unit of the log and size of its write buffers. A quarter of its default takes 2 to 4 MiB
+/// less memory, measured with 4,096 pins, and is no slower.
+pub(super) const SEGMENT_BYTES: usize = 128 << 10;
+/// Our own tree and key beside the six.
 const OWN_TREE: &str = "store";
-const SEQUENCE_KEY: &str = "sequence";
+const BARRIER_KEY: &str = "barrier";
+
+/// What is written with every group: with it a database can be checked against itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Barrier {
+    /// Counts up by one; see [`Contents::sequence`].
+    pub sequence: u64,
+    /// Of all values after the group.
+    pub digest: Digest,
+}
 
 #[derive(Debug)]
 pub(super) struct Database {
@@ -39,11 +52,11 @@ pub(super) struct Database {
     blobs_synced: BTreeSet<OsString>,
 }
 
-/// What a database held when it was opened. No `sequence`: it has never seen a barrier.
+/// What a database held when it was opened, and what its last barrier says of that.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub contents: Contents,
-    pub sequence: Option<u64>,
+    pub barrier: Option<Barrier>,
 }
 
 impl Database {
@@ -52,6 +65,7 @@ impl Database {
         remove_unfinished_snapshots(dir)?;
         let db = sled::Config::new()
             .path(dir)
+            .segment_size(SEGMENT_BYTES)
             .cache_capacity(CACHE_BYTES)
             .mode(sled::Mode::LowSpace)
             .flush_every_ms(None)
@@ -60,28 +74,21 @@ impl Database {
         let trees = names
             .map(|name| db.open_tree(name))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut contents = Contents::default();
+        let mut records = Vec::new();
         for (tree, stored) in Tree::ALL.iter().zip(&trees) {
             for record in stored.iter() {
                 let (key, value) = record?;
                 let key = std::str::from_utf8(&key)
                     .map_err(|_| Failure::damaged("a key is not UTF-8"))?;
-                contents
-                    .records
-                    .insert((*tree, key.into()), value.as_ref().into());
+                records.push(((*tree, key.into()), value.as_ref().into()));
             }
         }
-        let sequence = match trees[Tree::ALL.len()].get(SEQUENCE_KEY)? {
+        let barrier = match trees[Tree::ALL.len()].get(BARRIER_KEY)? {
+            Some(bytes) => Some(Barrier::from_bytes(&bytes)?),
             None => None,
-            Some(bytes) => {
-                let bytes = bytes
-                    .as_ref()
-                    .try_into()
-                    .map_err(|_| Failure::damaged("the barrier number has a wrong length"))?;
-                Some(u64::from_le_bytes(bytes))
-            }
         };
-        contents.sequence = sequence.unwrap_or(0);
+        let sequence = barrier.map_or(0, |barrier| barrier.sequence);
+        let contents = Contents::new(sequence, records);
         let mut database = Database {
             file: File::open(dir.join("db"))?,
             db,
@@ -90,12 +97,12 @@ impl Database {
             blobs_synced: BTreeSet::new(),
         };
         database.sync_names()?;
-        Ok((database, Loaded { contents, sequence }))
+        Ok((database, Loaded { contents, barrier }))
     }
 
-    /// Writes `changes` and the barrier's number, all or nothing, and makes them durable. Answers
+    /// Writes `changes` and `barrier`, all or nothing, and makes them durable. Answers
     /// the size of the database file in bytes.
-    pub fn apply(&mut self, changes: &Changes, sequence: u64) -> Result<u64, Failure> {
+    pub fn apply(&mut self, changes: &Changes, barrier: Barrier) -> Result<u64, Failure> {
         self.trees
             .as_slice()
             .transaction(|trees| {
@@ -106,7 +113,7 @@ impl Database {
                         None => stored.remove(key.as_bytes())?,
                     };
                 }
-                trees[Tree::ALL.len()].insert(SEQUENCE_KEY, &sequence.to_le_bytes()[..])?;
+                trees[Tree::ALL.len()].insert(BARRIER_KEY, &barrier.to_bytes()[..])?;
                 Ok::<(), ConflictableTransactionError<()>>(())
             })
             .map_err(|error| match error {
@@ -153,6 +160,24 @@ impl Database {
             sync_dir(&blobs)?;
         }
         Ok(())
+    }
+}
+
+impl Barrier {
+    fn to_bytes(self) -> [u8; 16] {
+        let both = u128::from(self.digest.0) << 64 | u128::from(self.sequence);
+        both.to_le_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Barrier, Failure> {
+        let bytes = bytes
+            .try_into()
+            .map_err(|_| Failure::damaged("its barrier has a wrong length"))?;
+        let both = u128::from_le_bytes(bytes);
+        Ok(Barrier {
+            sequence: both as u64,
+            digest: Digest((both >> 64) as u64),
+        })
     }
 }
 

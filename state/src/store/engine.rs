@@ -9,12 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 
 use super::contents::Changes;
-use super::database::{Database, Loaded};
+use super::database::{Barrier, Database, Loaded};
 
-/// sled gives its lock free some time after its handle was dropped.
+/// sled's I/O threads hold the file, and with it the lock, for a while after the handle is gone.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
@@ -99,7 +98,7 @@ impl From<sled::Error> for Failure {
 }
 
 enum Request {
-    Apply(Changes, u64),
+    Apply(Changes, Barrier),
     Close,
 }
 
@@ -130,7 +129,7 @@ impl Engine {
                     Ok((database, loaded)) => {
                         // If opening took too long nobody listens: `serve` then only closes.
                         let _ = opened.send(Ok(loaded));
-                        serve(database, &dir, &inbox, &outbox);
+                        serve(database, &inbox, &outbox);
                     }
                     Err(failure) => drop(opened.send(Err(failure))),
                 }
@@ -147,13 +146,13 @@ impl Engine {
     pub fn apply(
         &self,
         changes: Changes,
-        sequence: u64,
+        barrier: Barrier,
         limit: Duration,
     ) -> Result<Applied, Failure> {
-        self.ask(Request::Apply(changes, sequence), limit)
+        self.ask(Request::Apply(changes, barrier), limit)
     }
 
-    /// Closes the database and waits until its lock is free.
+    /// Closes the database. sled frees its lock a little later; `open` waits for that.
     pub fn close(self, limit: Duration) -> Result<(), Failure> {
         self.ask(Request::Close, limit).map(|_| ())
     }
@@ -173,15 +172,14 @@ impl Engine {
 /// Answers requests until the first failure, or until the engine is closed or dropped.
 fn serve(
     mut database: Database,
-    dir: &Path,
     inbox: &Receiver<Request>,
     outbox: &Sender<Result<Applied, Failure>>,
 ) {
     let mut last_answer = None;
     while let Ok(request) = inbox.recv() {
         match request {
-            Request::Apply(changes, sequence) => {
-                let applied = isolated(|| database.apply(&changes, sequence));
+            Request::Apply(changes, barrier) => {
+                let applied = isolated(|| database.apply(&changes, barrier));
                 let failed = applied.is_err();
                 // A lost answer means that the writer has given this engine up.
                 let _ = outbox.send(applied.map(|file_bytes| Applied {
@@ -204,7 +202,6 @@ fn serve(
     // Dropping flushes, and sled unwraps the result.
     let closed = isolated(|| {
         drop(database);
-        wait_for_lock(&dir.join("db"));
         Ok(())
     });
     if let Some(answer) = last_answer {
@@ -236,16 +233,23 @@ fn open_when_free(dir: &Path) -> Result<(Database, Loaded), Failure> {
     }
 }
 
-/// sled's I/O threads may still hold the file after the handle is gone.
-fn wait_for_lock(file: &Path) {
-    let give_up = Instant::now() + LOCK_PATIENCE;
-    while Instant::now() < give_up {
-        let Ok(file) = std::fs::File::open(file) else {
-            return;
-        };
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(_free) => return,
-            Err(_) => thread::sleep(LOCK_RETRY),
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_failure_with_its_text() {
+        let failure = isolated::<()>(|| panic!("page {} is gone", 7)).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Damaged);
+        assert_eq!(failure.reason, "sled panicked: page 7 is gone");
+    }
+
+    #[test]
+    fn an_error_that_sled_has_cloned_still_says_what_the_kernel_said() {
+        let error = io::Error::from_raw_os_error(Errno::ENOSPC as i32);
+        let cloned = io::Error::new(error.kind(), format!("{error:?}"));
+        let failure = Failure::from(cloned);
+        assert_eq!(failure.kind, FailureKind::Refused);
+        assert_eq!(failure.reason, "No space left on device; free space");
     }
 }

@@ -23,7 +23,7 @@ use super::health::Status;
 const FORMAT: u64 = 1;
 /// Larger than any mirror the daemon's limits allow; what is larger is not ours.
 const READ_MAX_BYTES: u64 = 256 << 20;
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(10);
 
 /// What was found in place of the mirror.
 #[derive(Debug)]
@@ -57,21 +57,16 @@ pub(super) fn read(files: &Files) -> Found {
             document.format
         ));
     }
-    let mut contents = Contents {
-        sequence: document.sequence,
-        ..Contents::default()
-    };
+    let mut all = Vec::new();
     for (name, records) in document.records {
         let Some(tree) = Tree::ALL.into_iter().find(|tree| tree.name() == name) else {
             return Found::Unreadable(format!("it has an unknown section {name:?}"));
         };
         for (key, value) in records {
-            contents
-                .records
-                .insert((tree, key.into()), value.get().as_bytes().into());
+            all.push(((tree, key.into()), value.get().as_bytes().into()));
         }
     }
-    Found::Contents(contents)
+    Found::Contents(Contents::new(document.sequence, all))
 }
 
 fn read_text(files: &Files) -> io::Result<Vec<u8>> {

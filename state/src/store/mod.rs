@@ -7,6 +7,7 @@
 
 mod contents;
 mod database;
+mod digest;
 mod engine;
 mod error;
 mod files;
@@ -80,7 +81,7 @@ impl Tree {
     }
 }
 
-/// Bytes one value may have. Beyond it sled's pages of 16 values would become files of their own.
+/// Bytes one value may have; a lease with 64 rules and 16 holders is far below.
 pub const VALUE_MAX_BYTES: usize = 64 << 10;
 
 /// One change: the value is JSON text; `None` removes the key.
@@ -146,8 +147,8 @@ impl Default for Options {
     }
 }
 
-/// Handle to the open store. Methods only queue; none waits for the disk except [`Store::close`],
-/// and dropping, which closes too.
+/// Handle to the open store. Methods only queue, under a lock that is never held during I/O; none
+/// waits for the disk except [`Store::close`], and dropping, which closes too.
 #[derive(Debug)]
 pub struct Store {
     queue: Arc<Queue>,
@@ -198,7 +199,10 @@ impl Store {
         };
         let writer = thread::Builder::new()
             .name("store-writer".into())
-            .spawn(move || writer.run())
+            .spawn(move || {
+                let _abandon = AbandonOnEnd(Arc::clone(&writer.queue));
+                writer.run();
+            })
             .map_err(directory_error)?;
         let store = Store {
             queue,
@@ -263,8 +267,9 @@ impl Store {
     }
 
     /// Writes what is queued, with a barrier and the mirror, closes the database and gives the
-    /// directory free. Blocking; a hanging disk holds it up for a few times `stuck_after`.
-    /// Later commits fail; closing twice does nothing.
+    /// directory free. Blocking, for as long as a hanging disk hangs: not for async code, and a
+    /// daemon that has to go exits without it. Dropping the store does the same. Later commits
+    /// fail; closing twice does nothing.
     pub fn close(&self) {
         self.queue.close();
         let writer = self
@@ -277,6 +282,15 @@ impl Store {
         {
             tracing::error!("the store's writer ended by a panic");
         }
+    }
+}
+
+/// Should the writer ever panic, nobody waits for it in vain.
+struct AbandonOnEnd(Arc<Queue>);
+
+impl Drop for AbandonOnEnd {
+    fn drop(&mut self) {
+        self.0.abandon();
     }
 }
 

@@ -96,8 +96,14 @@ fn read_database(files: &Files, options: &Options) -> Result<Read, Failure> {
 }
 
 impl Read {
-    fn recovered(self, options: &Options, problems: Vec<String>) -> Recovered {
+    fn recovered(self, options: &Options, mut problems: Vec<String>) -> Recovered {
         let (state, failure) = state_of(self.engine, options);
+        if let Some(failure) = &failure {
+            problems.push(format!(
+                "the database was read from a copy in memory, it cannot be written: {}",
+                failure.reason
+            ));
+        }
         Recovered {
             contents: self.loaded.contents,
             state,
@@ -115,17 +121,20 @@ impl Read {
     }
 }
 
-/// Why a database that opened is still not to be believed: it is born with a barrier's number, and
-/// the mirror is only written of barriers that are durable. sled itself reads a shortened log, or
-/// no log at all, as a database with less in it.
+/// Why a database that opened is still not to be believed. sled reads a shortened log, or none, as a
+/// database with less in it, and a page whose newest part is gone as it was before. But a database
+/// of ours is born with a barrier, and the mirror is only written of barriers that are durable.
 fn disbelief(loaded: &Loaded, mirror: &Found) -> Option<String> {
-    let Some(own) = loaded.sequence else {
+    let Some(barrier) = loaded.barrier else {
         return Some("it has lost its first record".to_owned());
     };
+    if barrier.digest != loaded.contents.digest() {
+        return Some("its records are not those of its last barrier".to_owned());
+    }
     match mirror {
-        Found::Contents(mirror) if own < mirror.sequence => Some(format!(
-            "it ends at barrier {own}, the mirror at {}",
-            mirror.sequence
+        Found::Contents(mirror) if barrier.sequence < mirror.sequence => Some(format!(
+            "it ends at barrier {}, the mirror at {}",
+            barrier.sequence, mirror.sequence
         )),
         _ => None,
     }
@@ -133,10 +142,7 @@ fn disbelief(loaded: &Loaded, mirror: &Found) -> Option<String> {
 
 /// The first start in this directory.
 fn begin(files: &Files, options: &Options) -> Recovered {
-    let contents = Contents {
-        sequence: 1,
-        ..Contents::default()
-    };
+    let contents = Contents::new(1, []);
     let engine = rebuild(files, &contents, Old::Remove, options.stuck_after);
     let (state, failure) = state_of(engine, options);
     Recovered {
@@ -157,10 +163,7 @@ fn from_mirror(
     mut problems: Vec<String>,
 ) -> io::Result<Recovered> {
     let mut aside = vec![files.database()];
-    let lost = Contents {
-        sequence: 1,
-        ..Contents::default()
-    };
+    let lost = Contents::new(1, []);
     let (contents, source) = match mirror {
         Found::Contents(contents) => (contents, Source::Mirror),
         Found::Missing => (lost, Source::Empty { lost: true }),

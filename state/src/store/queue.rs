@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Write;
 use super::contents::{Changes, Key, Value};
+use super::database::SEGMENT_BYTES;
 use super::error::CommitError;
 use super::ticket::Promise;
 
@@ -13,7 +14,7 @@ use super::ticket::Promise;
 pub(super) const GROUPS_MAX: usize = 4096;
 /// Bytes of groups made durable together. A quarter of a sled segment: sled may write over a freed
 /// segment two segments later, so barriers must come more often than segments.
-const BATCH_BYTES: usize = 128 << 10;
+const BATCH_BYTES: usize = SEGMENT_BYTES / 4;
 
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -130,6 +131,16 @@ impl Queue {
         self.wake.notify_one();
     }
 
+    /// Nobody takes anything any more: what waits is refused, and so is what comes.
+    pub fn abandon(&self) {
+        let mut waiting = self.waiting();
+        waiting.closing = true;
+        let groups = std::mem::take(&mut waiting.groups);
+        drop(waiting);
+        // Their promises answer as they are dropped.
+        drop(groups);
+    }
+
     /// Waits until there is something to do, and takes it.
     pub fn next(&self, wake: Wake) -> Taken {
         let mut waiting = self.waiting();
@@ -206,5 +217,31 @@ impl Waiting {
             mirror,
             last: self.closing && self.groups.is_empty(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Ticket;
+    use super::*;
+
+    #[test]
+    fn groups_beyond_the_limit_are_refused_at_once_and_abandoned_ones_answered() {
+        let queue = Queue::new();
+        let push = || {
+            let (promise, ticket) = Ticket::pair();
+            queue.push_group(Vec::new(), promise);
+            ticket
+        };
+        let waiting: Vec<_> = (0..GROUPS_MAX).map(|_| push()).collect();
+        assert_eq!(
+            push().wait(),
+            Err(CommitError::QueueFull { limit: GROUPS_MAX })
+        );
+        queue.abandon();
+        for ticket in waiting {
+            assert_eq!(ticket.wait(), Err(CommitError::Closed));
+        }
+        assert_eq!(push().wait(), Err(CommitError::Closed));
     }
 }

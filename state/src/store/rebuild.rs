@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::contents::Contents;
-use super::database::Loaded;
+use super::database::{Barrier, Loaded};
 use super::engine::{Engine, Failure};
 use super::files::Files;
 
@@ -52,6 +52,10 @@ pub(super) fn rebuild(
 fn rebuild_beside(files: &Files, contents: &Contents, limit: Duration) -> Result<(), Failure> {
     files.remove_new_database()?;
     let (engine, Loaded { .. }) = Engine::open(&files.new_database(), limit)?;
-    engine.apply(contents.as_changes(), contents.sequence, limit)?;
+    let barrier = Barrier {
+        sequence: contents.sequence,
+        digest: contents.digest(),
+    };
+    engine.apply(contents.as_changes(), barrier, limit)?;
     engine.close(limit)
 }

@@ -10,6 +10,7 @@ use super::error::CommitError;
 
 /// Resolves to `Ok` once the writes are durable. Dropping it does not take the writes back.
 #[derive(Debug)]
+#[must_use = "nothing is durable before the ticket says so"]
 pub struct Ticket(Arc<Shared>);
 
 /// The other end of a [`Ticket`]. Dropped without an answer, it answers [`CommitError::Closed`].

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Options;
 use super::contents::Contents;
+use super::database::Barrier;
 use super::engine::{Engine, Failure, FailureKind};
 use super::error::CommitError;
 use super::files::Files;
@@ -69,14 +70,17 @@ impl Writer {
         let State::Working(engine) = &self.state else {
             return self.refuse(taken);
         };
-        let sequence = self.contents.sequence + 1;
+        let barrier = Barrier {
+            sequence: self.contents.sequence + 1,
+            digest: self.contents.digest_after(&taken.all),
+        };
         let count = taken.all.len() as u64;
         self.status.barrier_begins();
-        let applied = engine.apply(taken.all, sequence, self.options.stuck_after);
+        let applied = engine.apply(taken.all, barrier, self.options.stuck_after);
         match applied {
             Ok(applied) => {
                 self.contents.apply(applied.changes);
-                self.contents.sequence = sequence;
+                self.contents.sequence = barrier.sequence;
                 self.status.barrier_ends();
                 self.count_barrier(count);
                 for promise in taken.promises {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
+use nix::fcntl::{Flock, FlockArg};
 use nri_lease_state::store::{CommitError, Health, OpenError, Options, Source, Store, Tree};
 
 use super::support::{PATIENCE, child, child_dir, open, options, remove, set, tree, wait_until};
@@ -213,7 +214,7 @@ fn a_ticket_can_be_awaited() {
 fn a_database_that_grows_too_large_is_rebuilt_and_keeps_everything() {
     let scratch = tempfile::tempdir().unwrap();
     let small = Options {
-        compact_above_bytes: 1 << 20,
+        compact_above_bytes: 600 << 10,
         ..options()
     };
     let store = Store::open(scratch.path(), small).unwrap().store;
@@ -268,6 +269,35 @@ fn child_opens() {
             Err(error @ OpenError::InUse { .. }) => println!("{error}"),
             other => println!("unexpected: {other:?}"),
         }
+    }
+}
+
+/// sled frees its lock some time after it was closed.
+#[test]
+fn a_lock_that_lingers_is_waited_for() {
+    let scratch = tempfile::tempdir().unwrap();
+    open(scratch.path()).store.close();
+    let file = fs::File::open(scratch.path().join("db/db")).unwrap();
+    let lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
+    let lingers = std::time::Duration::from_millis(200);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(lingers);
+            drop(lock);
+        });
+        assert_eq!(open(scratch.path()).source, Source::Database);
+    });
+}
+
+#[test]
+fn a_database_that_somebody_else_has_open_is_left_alone_and_named() {
+    let scratch = tempfile::tempdir().unwrap();
+    open(scratch.path()).store.close();
+    let file = fs::File::open(scratch.path().join("db/db")).unwrap();
+    let _lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
+    match Store::open(scratch.path(), options()) {
+        Err(OpenError::InUse { pid, .. }) => assert_eq!(pid, std::process::id()),
+        other => panic!("{other:?}"),
     }
 }
 

@@ -17,8 +17,9 @@ fn used_store(dir: &Path) {
                 "{{\"n\":{n},\"round\":{round},\"pad\":\"{}\"}}",
                 "x".repeat(300)
             );
-            store.commit(vec![set(Tree::Leases, &n.to_string(), value)]);
-            store.commit(vec![set(Tree::Pins, &n.to_string(), round)]);
+            let lease = set(Tree::Leases, &n.to_string(), value);
+            drop(store.commit(vec![lease]));
+            drop(store.commit(vec![set(Tree::Pins, &n.to_string(), round)]));
         }
         store.commit(vec![remove(Tree::Pins, "0")]).wait().unwrap();
         store.close();
@@ -214,6 +215,27 @@ fn with_both_unreadable_it_starts_empty_says_so_and_keeps_the_remains() {
     drop(opened);
     let again = open(scratch.path());
     assert_eq!(again.source, Source::Database, "it says so once");
+}
+
+/// sled takes an empty log for a new database.
+#[test]
+fn an_emptied_database_without_a_mirror_is_known_to_be_a_loss() {
+    let scratch = tempfile::tempdir().unwrap();
+    used_store(scratch.path());
+    fs::remove_file(scratch.path().join("leases.json")).unwrap();
+    for entry in fs::read_dir(scratch.path().join("db")).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .starts_with("snap.")
+        {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    fs::write(scratch.path().join("db/db"), "").unwrap();
+    assert_eq!(open(scratch.path()).source, Source::Empty { lost: true });
 }
 
 #[test]

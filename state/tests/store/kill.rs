@@ -52,25 +52,26 @@ fn kill_a_child_at_work(dir: &Path, seed: u64, acknowledged: &mut BTreeMap<Strin
     let mut random = fastrand::Rng::with_seed(seed);
     let mut process = child("kill::child_commits", dir, &[]).spawn().unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-    let mut note = |line: String| {
-        // The test harness writes lines of its own, and SIGKILL cuts one short at most.
-        let mut words = line.split_whitespace();
-        if let (Some("acknowledged"), Some(key), Some(value), Some("end")) =
-            (words.next(), words.next(), words.next(), words.next())
-        {
-            acknowledged.insert(key.to_owned(), value.parse().unwrap());
-        }
-    };
     if random.u8(..4) > 0 {
         lines
             .by_ref()
             .take(random.usize(..300))
-            .for_each(|line| note(line.unwrap()));
+            .for_each(|line| note(&line.unwrap(), acknowledged));
     }
     std::thread::sleep(Duration::from_micros(random.u64(..30_000)));
     process.kill().unwrap();
-    lines.for_each(|line| note(line.unwrap_or_default()));
+    lines.for_each(|line| note(&line.unwrap_or_default(), acknowledged));
     process.wait().unwrap();
+}
+
+/// The test harness writes lines of its own, and SIGKILL cuts one short at most.
+pub fn note(line: &str, acknowledged: &mut BTreeMap<String, u64>) {
+    let mut words = line.split_whitespace();
+    if let (Some("acknowledged"), Some(key), Some(value), Some("end")) =
+        (words.next(), words.next(), words.next(), words.next())
+    {
+        acknowledged.insert(key.to_owned(), value.parse().unwrap());
+    }
 }
 
 #[test]
