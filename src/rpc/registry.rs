@@ -65,6 +65,7 @@ impl RegistryService {
             connection_inode: Some(request.connection_inode).filter(|inode| *inode != 0),
             registered_by: Some(peer.process()).filter(|caller| *caller != subject.key()),
         };
+        self.drop_dead_holders(&plugin).await;
         // Before the lease counts: the plugin may be connected already.
         self.daemon.tracker.settle(subject.key(), SETTLE).await;
         let command = Command::Register {
@@ -93,6 +94,20 @@ impl RegistryService {
             lease: MessageField::some(self.daemon.describe(&lease)),
             ..Default::default()
         })
+    }
+
+    /// A holder that has just died must not keep its successor out.
+    async fn drop_dead_holders(&self, plugin: &PluginName) {
+        let Some(lease) = self.daemon.live_lease(plugin.as_str()) else {
+            return;
+        };
+        for holder in &lease.holders {
+            let process = holder.facts.process;
+            if proc::key_of(process.pid).ok() != Some(process) {
+                let command = Command::HolderLost { process };
+                self.daemon.engine.tell(command).await;
+            }
+        }
     }
 
     /// The `[[registrar]]` entries; without any, uid 0 may register every name.

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,7 @@ struct Node {
     daemon: Daemon,
     plugin: Plugin,
     isolated: bool,
+    attempts: AtomicU32,
 }
 
 impl Node {
@@ -69,6 +71,7 @@ impl Node {
             daemon,
             plugin,
             isolated,
+            attempts: AtomicU32::new(0),
         })
     }
 
@@ -109,7 +112,9 @@ impl Node {
     }
 
     fn sandbox_is_refused(&self, name: &str) -> Result<String> {
-        refused(self.containerd.cri().run_pod(&Pod::named(name)))
+        let mut pod = Pod::named(name);
+        pod.attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        refused(self.containerd.cri().run_pod(&pod))
     }
 
     fn container_is_refused(&self, pod: &str, name: &str) -> Result<String> {
@@ -176,9 +181,13 @@ fn runs_out(isolated: bool) -> Result<()> {
     let left = lease["expires_in_seconds"].as_f64().context("seconds")?;
     let deadline = Instant::now() + Duration::from_secs_f64(left);
     let mut admitted = None;
+    let mut pod = Pod::named("later");
     wait_until("a pod to be admitted", PATIENCE, || {
         let began = Instant::now();
-        if node.containerd.cri().run_pod(&Pod::named("later")).is_ok() {
+        // A new attempt each time, as the kubelet does: containerd now and then fails to clean up
+        // a refused sandbox ("failed to delete task: ttrpc: closed") and keeps its name.
+        pod.attempt += 1;
+        if node.containerd.cri().run_pod(&pod).is_ok() {
             admitted = Some(began);
         }
         admitted.is_some()
