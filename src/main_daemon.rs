@@ -46,6 +46,8 @@ const TRACES: usize = 8192;
 const HOLD_AFTER_LOSS: Duration = Duration::from_secs(30);
 /// How often bindings are looked at and, when they have changed, stored.
 const STORE_BINDINGS_EVERY: Duration = Duration::from_secs(1);
+/// What is acknowledged is durable already, so a hanging disk is not waited for at the end.
+const CLOSE_TIME: Duration = Duration::from_secs(5);
 const BINDINGS_KEY: &str = "bindings";
 /// The mode of the sockets: plugins of the group may register, admins are root.
 const REGISTRY_MODE: u32 = 0o660;
@@ -94,11 +96,13 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let _log = crate::logging::start(&config.log).map_err(anyhow::Error::msg)?;
     // Two workers: registrations and listings are few, and hooks have a thread of their own.
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
-        .build()?
-        .block_on(serve(arguments, config, policy))
+        .build()?;
+    let outcome = runtime.block_on(serve(arguments, config, policy));
+    runtime.shutdown_background();
+    outcome
 }
 
 fn load_config(arguments: &Arguments) -> anyhow::Result<Config> {
@@ -292,12 +296,6 @@ fn start_nri_thread(daemon: &Arc<Daemon>, hooks: Arc<Hooks>) -> io::Result<()> {
             plugin_index: config.runtime.plugin_index.to_string(),
             hooks: hooks.clone(),
             tracker: daemon.tracker.clone(),
-            synchronized: {
-                let (daemon, main) = (daemon.clone(), main.clone());
-                Box::new(move |runtime, pods| {
-                    main.spawn(synchronized(daemon.clone(), runtime, pods));
-                })
-            },
             lost: {
                 let (daemon, main) = (daemon.clone(), main.clone());
                 Box::new(move |runtime| {
@@ -327,7 +325,7 @@ fn start_nri_thread(daemon: &Arc<Daemon>, hooks: Arc<Hooks>) -> io::Result<()> {
 }
 
 /// A runtime has told us its pods.
-async fn synchronized(daemon: Arc<Daemon>, runtime: RuntimeId, sandboxes: Vec<PodSandbox>) {
+async fn synchronized(daemon: &Daemon, runtime: RuntimeId, sandboxes: Vec<PodSandbox>) {
     let socket = daemon.socket_of(runtime);
     daemon.pods.replace(runtime, &sandboxes);
     let engine = &daemon.engine;
@@ -408,6 +406,7 @@ fn covering(snapshot: &Snapshot, pod: &PodSandbox, at: Boottime) -> Vec<PluginNa
 async fn take_traces(daemon: Arc<Daemon>, mut traces: mpsc::Receiver<Trace>) {
     while let Some(trace) = traces.recv().await {
         match trace {
+            Trace::Synchronized { runtime, pods } => synchronized(&daemon, runtime, pods).await,
             Trace::Decided(decided) => {
                 let kind = match decided.verdict {
                     Verdict::Reject => Some(EventKind::EVENT_KIND_REJECTED),
@@ -583,8 +582,10 @@ async fn shut_down(daemon: &Arc<Daemon>) {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     daemon.engine.stop().await;
     let store = daemon.store.clone();
-    let closed = tokio::task::spawn_blocking(move || store.close()).await;
-    if let Err(error) = closed {
-        error!(%error, "closing the lease store ended unexpectedly");
+    let closing = tokio::task::spawn_blocking(move || store.close());
+    match tokio::time::timeout(CLOSE_TIME, closing).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => error!(%error, "closing the lease store ended unexpectedly"),
+        Err(_) => error!("the disk hangs: ending without closing the lease store"),
     }
 }

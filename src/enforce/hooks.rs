@@ -102,6 +102,18 @@ impl HookSession {
         });
     }
 
+    /// The runtime has listed its pods. Waits for room among the traces, so that nothing of what
+    /// follows can overtake it; the next hook comes only after the answer to this.
+    pub async fn synchronized(&self, pods: Vec<PodSandbox>) {
+        let runtime = self.status.id;
+        // The daemon is shutting down when nobody takes traces any more.
+        let _ = self
+            .hooks
+            .traces
+            .send(Trace::Synchronized { runtime, pods })
+            .await;
+    }
+
     /// A sandbox is about to become ready.
     ///
     /// # Errors

@@ -69,6 +69,11 @@ impl Decided {
 /// What a hook leaves behind.
 #[derive(Debug)]
 pub enum Trace {
+    /// A runtime has listed its pods; what it starts later comes after this.
+    Synchronized {
+        runtime: RuntimeId,
+        pods: Vec<PodSandbox>,
+    },
     Decided(Decided),
     /// A sandbox was let through; the plugins that have missed it, and why.
     SandboxStarted {

@@ -30,7 +30,7 @@ pub(super) enum Progress {
         registration_timeout: Duration,
     },
     /// The last message of the synchronisation.
-    Synchronized { pods: Vec<api::PodSandbox> },
+    Synchronized { pods: usize },
     /// The runtime says that it is going down. Rarely sent.
     Shutdown,
 }
@@ -142,7 +142,8 @@ impl Plugin for PluginService {
             }
         };
         if let Some(pods) = pods {
-            self.report(Progress::Synchronized { pods });
+            self.report(Progress::Synchronized { pods: pods.len() });
+            self.hooks.synchronized(pods).await;
         }
         Ok(api::SynchronizeResponse {
             more,

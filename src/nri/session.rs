@@ -109,11 +109,10 @@ pub(super) async fn run(
                         context.tracker.own_synchronized(context.status.id, fence, own);
                     }
                     if let Phase::Configured { mut connected, .. } = std::mem::replace(&mut phase, Phase::Synchronized) {
-                        connected.pods = pods.len();
+                        connected.pods = pods;
                         connected.since = SystemTime::now();
                         context.status.set_connected(connected);
-                        info!(socket = %context.status.socket.display(), pods = pods.len(), "synchronised with the runtime");
-                        (context.synchronized)(context.status.id, pods);
+                        info!(socket = %context.status.socket.display(), pods, "synchronised with the runtime");
                     }
                 }
                 Progress::Shutdown => info!(socket = %context.status.socket.display(), "the runtime is going down"),

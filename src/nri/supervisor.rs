@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use nri_lease_proto::nri::nri::PodSandbox;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -34,8 +33,6 @@ pub struct RuntimeContext {
     pub plugin_index: String,
     pub hooks: Arc<Hooks>,
     pub tracker: Tracker,
-    /// Called once per session with the pods of the synchronisation.
-    pub synchronized: Box<dyn Fn(RuntimeId, Vec<PodSandbox>) + Send + Sync>,
     /// Called when a synchronised session has ended.
     pub lost: Box<dyn Fn(RuntimeId) + Send + Sync>,
 }
