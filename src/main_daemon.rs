@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use nri_lease_proto::lease::types::EventKind;
 use nri_lease_proto::lease::{admin_ttrpc, registry_ttrpc};
 use nri_lease_proto::nri::nri::PodSandbox;
@@ -73,6 +73,11 @@ struct Arguments {
     /// Check the configuration and end: 0 when it is good.
     #[arg(long)]
     check_config: bool,
+}
+
+/// The definition of the daemon's command line, for its manual page.
+pub fn command() -> clap::Command {
+    Arguments::command()
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
