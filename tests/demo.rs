@@ -1,5 +1,7 @@
 //! `nri-lease demo`, as a person runs it.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,7 @@
 //! The manual pages in `docs/man` are those of the programs as they are.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! What is in `packaging/`, and how the daemon gets along with systemd.
 
+#![allow(clippy::unwrap_used)]
+
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
