@@ -125,6 +125,40 @@ fn unit_starts_before_the_runtimes_and_waits_for_none() {
     }
 }
 
+/// The demo goes through everything but network namespaces of plugins.
+#[test]
+fn capabilities_of_the_unit_are_enough() {
+    if !installed("setpriv") {
+        return;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED: only root has capabilities to give up");
+        return;
+    }
+    let unit = packaged("nri-leased.service");
+    let granted = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+        .unwrap()
+        .to_lowercase()
+        .replace("cap_", "+")
+        .replace(' ', ",");
+    let dir = tempfile::tempdir().unwrap();
+    let demo = dir.path().join("nri-lease");
+    std::fs::copy(env!("CARGO_BIN_EXE_nri-lease"), &demo).unwrap();
+    // The demo starts the nri-leased beside it.
+    let leased = dir.path().join("nri-leased");
+    let restricted = format!(
+        "#!/bin/sh\nexec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,{granted} \
+         {LEASED} \"$@\"\n"
+    );
+    std::fs::write(&leased, restricted).unwrap();
+    std::fs::set_permissions(&leased, PermissionsExt::from_mode(0o755)).unwrap();
+    let output = Command::new(&demo).arg("demo").output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+}
+
 /// A running daemon, with everything in a directory of its own. Killed on drop.
 struct Daemon(Child);
 

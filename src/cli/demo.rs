@@ -24,7 +24,7 @@ use stage::{PLUGIN, Registered, Stage, failed};
 const SHORT_TTL: Duration = Duration::from_secs(4);
 /// Outlives the demo.
 const LONG_TTL: Duration = Duration::from_secs(60);
-/// A lease that has run out stops counting within this time (docs/architecture.md).
+/// A lease that has run out stops counting within this time (docs/protocol.md).
 const LATE_AT_MOST: Duration = Duration::from_secs(1);
 /// Between two attempts of the same pod. The kubelet's are seconds apart.
 const RETRY: Duration = Duration::from_millis(100);
