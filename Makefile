@@ -1,5 +1,6 @@
 # make test   everything that can be tested: Rust, real runtimes, NRI's own code
 # make lint   formatting, clippy, go vet, and licences where cargo-deny is installed
+# make man    the manual pages in docs/man, from the programs themselves
 # make demo   the whole story with a simulated runtime, in a few seconds
 #
 # From a fresh clone, as root, on Debian or Ubuntu with cargo and go installed.
@@ -12,7 +13,7 @@ GO    ?= go
 # missing; elsewhere than on Debian they have to be there already.
 packages := runc busybox-static iproute2 strace util-linux systemd
 
-.PHONY: demo test lint deps go fmt
+.PHONY: demo test lint deps go fmt man
 
 demo:
 	$(CARGO) build --locked --bins
@@ -31,6 +32,11 @@ lint:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 		$(CARGO) deny check licenses bans sources; \
 	else echo "cargo-deny is not installed: licences, bans and sources not checked"; fi
+
+man:
+	$(CARGO) build --locked --bins
+	rm -rf docs/man && mkdir -p docs/man
+	target/debug/nri-lease man --dir docs/man
 
 fmt:
 	$(CARGO) fmt --all

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use nri_lease_proto::lease::types::EventKind;
 use nri_lease_proto::lease::{admin_ttrpc, registry_ttrpc};
 use nri_lease_proto::nri::nri::PodSandbox;
@@ -17,7 +17,7 @@ use nri_lease_state::store::{self, Opened, Source, Store, Tree, Write};
 use nri_lease_state::time::Boottime;
 use nri_lease_state::{PluginName, PodUid};
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
@@ -75,6 +75,11 @@ struct Arguments {
     check_config: bool,
 }
 
+/// The definition of the daemon's command line, for its manual page.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
 /// Runs the daemon until SIGTERM or SIGINT.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -118,6 +123,8 @@ fn load_config(arguments: &Arguments) -> anyhow::Result<Config> {
 }
 
 async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> anyhow::Result<()> {
+    // First: systemd may reload or stop the daemon as soon as it is ready.
+    let signals = Signals::listen().context("cannot listen for signals")?;
     let clock = SystemClock::new().context("cannot read the boot id")?;
     let limits = limits(&config);
     let opened = open_store(&arguments.state_dir).await?;
@@ -193,7 +200,7 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
         leases = daemon.engine.snapshot().state.leases().len(),
         "ready"
     );
-    until_terminated(arguments, &daemon).await?;
+    until_terminated(arguments, &daemon, signals).await;
     shut_down(&daemon).await;
     Ok(())
 }
@@ -550,15 +557,29 @@ fn serve_sockets(daemon: &Arc<Daemon>, sockets: Sockets) {
     }));
 }
 
-async fn until_terminated(arguments: &Arguments, daemon: &Arc<Daemon>) -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
+/// From its making on, these signals are noted instead of ending the process.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+async fn until_terminated(arguments: &Arguments, daemon: &Arc<Daemon>, mut signals: Signals) {
     loop {
         tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hangup.recv() => reload(arguments, daemon).await,
+            _ = signals.terminate.recv() => return,
+            _ = signals.interrupt.recv() => return,
+            _ = signals.hangup.recv() => reload(arguments, daemon).await,
         }
     }
 }

@@ -99,23 +99,23 @@ fn not_connected(socket: &Path, error: &std::io::Error) -> CliError {
         ErrorKind::NotFound => CliError::Unreachable(Complaint::new(
             attempt,
             "there is no such socket",
-            "Is nri-leased running? systemctl status nri-lease; with another run directory: \
+            "Is nri-leased running? systemctl status nri-leased; with another run directory: \
              nri-lease --run-dir DIR …",
         )),
         ErrorKind::ConnectionRefused => CliError::Unreachable(Complaint::new(
             attempt,
             "nobody listens on the socket, a daemon that ended left it behind",
-            "Start nri-leased: systemctl start nri-lease",
+            "Start nri-leased: systemctl start nri-leased",
         )),
         ErrorKind::WouldBlock => CliError::Unreachable(Complaint::new(
             attempt,
             "the daemon does not take new connections",
-            "Try again; if it stays so: systemctl restart nri-lease",
+            "Try again; if it stays so: systemctl restart nri-leased",
         )),
         _ => CliError::Unreachable(Complaint::new(
             attempt,
             error.to_string(),
-            "Look at the daemon: systemctl status nri-lease",
+            "Look at the daemon: systemctl status nri-leased",
         )),
     }
 }
@@ -127,7 +127,7 @@ fn no_answer(attempt: &str, daemon: &Daemon) -> CliError {
             "no answer from the daemon within {}",
             humantime::format_duration(daemon.timeout)
         ),
-        "Wait longer with --timeout DUR, or look at the daemon: systemctl status nri-lease",
+        "Wait longer with --timeout DUR, or look at the daemon: systemctl status nri-leased",
     ))
 }
 
@@ -143,7 +143,7 @@ pub fn from_rpc(attempt: &str, error: &ttrpc::Error, daemon: &Daemon) -> CliErro
         return CliError::Unreachable(Complaint::new(
             attempt,
             "the daemon closed the connection",
-            "It may be restarting. Try again, or look at it: systemctl status nri-lease",
+            "It may be restarting. Try again, or look at it: systemctl status nri-leased",
         ));
     };
     let problem = match status.message().is_empty() {

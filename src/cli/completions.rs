@@ -1,6 +1,6 @@
 //! `completions`, `man`: made from the same definition that parses the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap_complete::Shell;
 
@@ -16,7 +16,7 @@ pub struct Args {
 /// Arguments of `man`.
 #[derive(Debug, clap::Args)]
 pub struct ManArgs {
-    /// Write nri-lease.1 and a page for each command into this directory.
+    /// Write nri-lease.1, a page for each command, and nri-leased.8 into this directory.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -36,7 +36,9 @@ pub fn man(args: ManArgs, session: &Session) -> Result<(), CliError> {
         ))
     };
     match args.dir {
-        Some(dir) => clap_mangen::generate_to(command(), dir).map_err(failed),
+        Some(dir) => clap_mangen::generate_to(command(), &dir)
+            .and_then(|()| daemon_page(&dir.join("nri-leased.8")))
+            .map_err(failed),
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(command())
@@ -45,4 +47,12 @@ pub fn man(args: ManArgs, session: &Session) -> Result<(), CliError> {
             session.out.write(&String::from_utf8_lossy(&page))
         }
     }
+}
+
+fn daemon_page(path: &Path) -> std::io::Result<()> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(crate::main_daemon::command())
+        .section("8")
+        .render(&mut page)?;
+    std::fs::write(path, page)
 }

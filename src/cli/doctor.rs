@@ -105,13 +105,13 @@ fn sockets(session: &Session, checks: &mut Checks) {
                 name,
                 Outcome::Fail,
                 format!("{shown} is not a socket"),
-                "Remove it and restart the daemon: systemctl restart nri-lease",
+                "Remove it and restart the daemon: systemctl restart nri-leased",
             ),
             Err(error) => checks.add(
                 name,
                 Outcome::Fail,
                 format!("{shown}: {error}"),
-                "Start the daemon (systemctl start nri-lease), or name its directory: --run-dir DIR",
+                "Start the daemon (systemctl start nri-leased), or name its directory: --run-dir DIR",
             ),
         }
     }
@@ -140,7 +140,7 @@ fn unanswered(name: &'static str, error: &CliError, checks: &mut Checks) {
     let text = error.to_string();
     let (message, next) = text.split_once("\n  ").unwrap_or((text.as_str(), ""));
     let next = match next.is_empty() {
-        true => "Look at the daemon: systemctl status nri-lease; journalctl -u nri-lease",
+        true => "Look at the daemon: systemctl status nri-leased; journalctl -u nri-leased",
         false => next,
     };
     checks.add(name, Outcome::Fail, message.to_string(), next);
@@ -233,7 +233,7 @@ fn store(view: &StatusView, checks: &mut Checks) {
             Outcome::Fail,
             format!("{}: {}", store.path, store.error),
             "Leases that exist stay enforced, new ones are refused. Is the disk full or read-only? \
-             df, dmesg; then: journalctl -u nri-lease",
+             df, dmesg; then: journalctl -u nri-leased",
         ),
         Some(store) if store.loaded_from == "mirror" => checks.add(
             "store",

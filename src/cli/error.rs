@@ -85,3 +85,13 @@ impl CliError {
         }
     }
 }
+
+/// Writing the output failed.
+impl From<std::io::Error> for CliError {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => CliError::BrokenPipe,
+            _ => CliError::Failed(Complaint::new("write the output", error.to_string(), "")),
+        }
+    }
+}

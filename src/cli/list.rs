@@ -4,6 +4,7 @@ use nri_lease_proto::lease::admin::ListLeasesRequest;
 use serde::Serialize;
 
 use super::Session;
+use super::client::Daemon;
 use super::error::CliError;
 use super::render::Output;
 use super::view::lease::{LeaseView, PodView};
@@ -15,13 +16,8 @@ struct Leases {
 }
 
 pub async fn run(session: &Session) -> Result<(), CliError> {
-    let daemon = &session.daemon;
-    let admin = daemon.admin().await?;
-    let request = ListLeasesRequest::new();
-    let answer = admin.list_leases(daemon.limit(), &request);
-    let answer = daemon.call("list the leases", answer).await?;
     let leases = Leases {
-        leases: answer.leases.iter().map(LeaseView::from).collect(),
+        leases: leases(&session.daemon).await?,
     };
     session.out.show(
         &leases,
@@ -30,7 +26,17 @@ pub async fn run(session: &Session) -> Result<(), CliError> {
     )
 }
 
-fn text(out: &Output, leases: &[LeaseView]) -> String {
+/// The live leases, as the daemon tells them.
+pub async fn leases(daemon: &Daemon) -> Result<Vec<LeaseView>, CliError> {
+    let admin = daemon.admin().await?;
+    let request = ListLeasesRequest::new();
+    let answer = admin.list_leases(daemon.limit(), &request);
+    let answer = daemon.call("list the leases", answer).await?;
+    Ok(answer.leases.iter().map(LeaseView::from).collect())
+}
+
+/// The table for people.
+pub fn text(out: &Output, leases: &[LeaseView]) -> String {
     if leases.is_empty() {
         return "No leases: no plugin is required on this node.\n".to_string();
     }

@@ -121,9 +121,11 @@ pub enum Command {
     Resume,
     /// Check the node and say what to fix. Exits with 1 when something is wrong.
     Doctor,
-    /// Show the whole story in a scratch directory with a simulated runtime.
-    #[command(hide = true)]
+    /// Show the whole story in a scratch directory with a simulated runtime. Needs no root.
     Demo,
+    /// The plugin of the demo.
+    #[command(hide = true)]
+    SimPlugin(demo::SimPluginArgs),
     /// Print a completion script for a shell.
     Completions(completions::Args),
     /// Print the manual page, or write one for each command into a directory.
@@ -198,7 +200,8 @@ async fn dispatch(command: Command, session: &Session) -> Result<(), CliError> {
         Command::Pause(args) => pause::pause(args, session).await,
         Command::Resume => pause::resume(session).await,
         Command::Doctor => doctor::run(session).await,
-        Command::Demo => demo::run(session).await,
+        Command::Demo => demo::run(&session.out).await,
+        Command::SimPlugin(args) => demo::sim_plugin(args).await,
         Command::Completions(args) => completions::completions(args, session),
         Command::Man(args) => completions::man(args, session),
     }

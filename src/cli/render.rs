@@ -101,10 +101,7 @@ impl Output {
         stdout
             .write_all(text.as_bytes())
             .and_then(|()| stdout.flush())
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::BrokenPipe => CliError::BrokenPipe,
-                _ => CliError::Failed(Complaint::new("write the output", error.to_string(), "")),
-            })
+            .map_err(CliError::from)
     }
 }
 

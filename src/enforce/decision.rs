@@ -109,8 +109,9 @@ pub fn decide(
             Err(missing) => {
                 note(&|| {
                     format!(
-                        "plugin {plugin}: required ({}), missing: {missing:?}",
-                        why(&cause)
+                        "plugin {plugin}: required ({}), missing: {}",
+                        why(&cause),
+                        text::missing_briefly(&missing, lease, now)
                     )
                 });
                 unmet.push(Unmet {

@@ -80,7 +80,7 @@ fn detail(missing: &Missing, lease: Option<&Lease>, now: &Now) -> Option<String>
             Some(last) => format!(
                 "holder pid {} gone since {}",
                 last.pid,
-                whole_seconds(now.wall.since(last.gone_at))
+                elapsed_seconds(now.wall.since(last.gone_at))
             ),
             None => "no holder".to_owned(),
         }),
@@ -155,4 +155,22 @@ fn bounded(mut text: String) -> String {
 pub fn whole_seconds(duration: Duration) -> String {
     let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
     humantime::format_duration(Duration::from_secs(seconds)).to_string()
+}
+
+/// Rounded down: what has just happened was "0s" ago.
+fn elapsed_seconds(duration: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_left_is_never_told_too_short_and_time_gone_never_too_long() {
+        let time = Duration::from_millis(1001);
+        assert_eq!(whole_seconds(time), "2s");
+        assert_eq!(elapsed_seconds(time), "1s");
+        assert_eq!(elapsed_seconds(Duration::from_millis(3)), "0s");
+    }
 }

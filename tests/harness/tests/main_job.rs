@@ -162,6 +162,9 @@ fn killed_and_back(isolated: bool) -> Result<()> {
     node.wait_state("missing")?;
     let again = node.sandbox_is_refused("while-away")?;
     ensure!(again.contains("gone since"), "{again}");
+    let told = node.daemon.cli(&["explain", "--pod", "default/before"])?;
+    let step = "required (its lease covers this), missing: holder pid ";
+    ensure!(told.stdout.contains(step), "{told:?}");
 
     node.restart_plugin()?;
     // Connected, and registered by nobody yet: the name alone is not enough.

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -68,6 +69,9 @@ pub struct CommandLine {
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
+    /// It becomes the leader of a process group: Ctrl-C on the terminal does not reach it, so that
+    /// its parent can end it in order.
+    pub own_group: bool,
 }
 
 impl CommandLine {
@@ -76,6 +80,7 @@ impl CommandLine {
             program: program.into(),
             args: Vec::new(),
             env: Vec::new(),
+            own_group: false,
         }
     }
 
@@ -94,9 +99,18 @@ impl CommandLine {
         self
     }
 
+    pub fn own_group(mut self) -> Self {
+        self.own_group = true;
+        self
+    }
+
     /// Starts it, with its output kept. Must be called inside a tokio runtime.
     pub fn start(&self) -> io::Result<Process> {
-        let mut child = std::process::Command::new(&self.program)
+        let mut command = std::process::Command::new(&self.program);
+        if self.own_group {
+            command.process_group(0);
+        }
+        let mut child = command
             .args(&self.args)
             .envs(self.env.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
