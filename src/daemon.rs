@@ -13,6 +13,8 @@ use protobuf::{EnumOrUnknown, MessageField};
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::enforce::evidence::{Evidence, Live, Missing};
+use crate::enforce::hooks::PublishedVerdicts;
+use crate::enforce::listings::Verdicts;
 use crate::enforce::record::{Ring, Totals};
 use crate::enforce::text;
 use crate::engine::Engine;
@@ -34,6 +36,7 @@ pub struct Daemon {
     pub events: Events,
     pub ring: Arc<Ring>,
     pub totals: Arc<Totals>,
+    pub verdicts: PublishedVerdicts,
     pub clock: SystemClock,
     pub config: arc_swap::ArcSwap<Config>,
     pub started_at: SystemTime,
@@ -71,10 +74,13 @@ impl Daemon {
     /// connected.
     pub fn missing_reason(&self, lease: &Lease, now: &Now) -> Option<String> {
         let view = self.tracker.view();
+        let verdicts = self.verdicts.load();
+        let none = Verdicts::default();
         let mut any = false;
         for runtime in self.connected_runtimes() {
             any = true;
-            let evidence = Live::outside_hooks(&view, runtime);
+            let verdicts = verdicts.get(&runtime).unwrap_or(&none);
+            let evidence = Live::outside_hooks(&view, runtime).with_verdicts(verdicts);
             if let Err(missing) = evidence.present(&lease.plugin, Some(lease)) {
                 return Some(text::missing_briefly(&missing, Some(lease), now));
             }

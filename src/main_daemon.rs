@@ -12,10 +12,10 @@ use clap::{CommandFactory, Parser};
 use nri_lease_proto::lease::types::EventKind;
 use nri_lease_proto::lease::{admin_ttrpc, registry_ttrpc};
 use nri_lease_proto::nri::nri::PodSandbox;
+use nri_lease_state::PodUid;
 use nri_lease_state::rules::{Command, Limits, PresentSandbox, Recovery, SandboxPod, State};
 use nri_lease_state::store::{self, Opened, Source, Store, Tree, Write};
 use nri_lease_state::time::Boottime;
-use nri_lease_state::{PluginName, PodUid};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -25,7 +25,7 @@ use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::enforce::decision::Verdict;
-use crate::enforce::hooks::{Hooks, pod_view};
+use crate::enforce::hooks::{Hooks, PublishedVerdicts, covering};
 use crate::enforce::policy::Policy;
 use crate::enforce::record::{Ring, Totals, Trace};
 use crate::enforce::snapshot::{Published, Snapshot};
@@ -162,12 +162,14 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
 
     let (traces, trace_queue) = mpsc::channel(TRACES);
     let totals = Arc::new(Totals::default());
+    let verdicts = PublishedVerdicts::default();
     let hooks = Arc::new(Hooks {
         published,
         view: tracker.view_cell(),
         clock: clock.clone(),
         totals: totals.clone(),
         traces,
+        verdicts: verdicts.clone(),
     });
     let daemon = Arc::new(Daemon {
         engine,
@@ -180,6 +182,7 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
         events,
         ring: Arc::new(Ring::default()),
         totals,
+        verdicts,
         clock,
         config: ArcSwap::from_pointee(config),
         started_at: SystemTime::now(),
@@ -386,29 +389,6 @@ fn sandbox_pod(socket: &str, pod: &PodSandbox) -> SandboxPod {
     }
 }
 
-/// Plugins whose live lease or pin covers a sandbox.
-fn covering(snapshot: &Snapshot, pod: &PodSandbox, at: Boottime) -> Vec<PluginName> {
-    let view = pod_view(pod);
-    let pinned = snapshot
-        .state
-        .pins()
-        .get(pod.uid.as_str())
-        .into_iter()
-        .flat_map(|pins| pins.values())
-        .filter(|pin| pin.counts_at(at))
-        .map(|pin| pin.plugin.clone());
-    let scoped = snapshot
-        .state
-        .leases()
-        .values()
-        .filter(|lease| lease.counts_at(at) && lease.scope.covers_sandbox(&view))
-        .map(|lease| lease.plugin.clone());
-    let mut plugins: Vec<PluginName> = pinned.chain(scoped).collect();
-    plugins.sort();
-    plugins.dedup();
-    plugins
-}
-
 /// Carries what hooks leave behind to the ring, the log, the watchers and the store.
 async fn take_traces(daemon: Arc<Daemon>, mut traces: mpsc::Receiver<Trace>) {
     while let Some(trace) = traces.recv().await {
@@ -446,6 +426,20 @@ async fn take_traces(daemon: Arc<Daemon>, mut traces: mpsc::Receiver<Trace>) {
                     .engine
                     .tell(Command::SandboxAppeared {
                         sandbox: sandbox_pod(&socket, &pod),
+                        unvetted,
+                    })
+                    .await;
+            }
+            Trace::SandboxVetted {
+                sandbox_id,
+                vetted,
+                unvetted,
+            } => {
+                daemon
+                    .engine
+                    .tell(Command::SandboxVetting {
+                        sandbox_id,
+                        vetted,
                         unvetted,
                     })
                     .await;

@@ -125,7 +125,10 @@ pub fn decide(
     }
     let missing = unmet
         .iter()
-        .map(|one| (one.plugin.clone(), refusal(one, 0, now)))
+        .map(|one| {
+            let why = text::missing_briefly(&one.missing, one.lease, now);
+            (one.plugin.clone(), why)
+        })
         .collect::<Vec<_>>();
     let objection = objection(snapshot, request, &unmet, now, &mut note);
     let Some(objection) = objection else {
@@ -161,6 +164,9 @@ struct Objection {
     audit_only: bool,
     /// It is about this sandbox having been missed, not about the plugin being away.
     unvetted: bool,
+    /// Whose connection was lost is not known yet, and only a container can show it: refusing
+    /// sandboxes until then could be for ever.
+    in_doubt: bool,
 }
 
 type Required<'a> = Vec<(PluginName, Option<&'a Lease>, Cause)>;
@@ -267,13 +273,20 @@ fn objection(
             .is_some_and(|l| l.settings.mode == LeaseMode::Audit)
     };
     // One that is enforced speaks for all.
-    let first = unmet.iter().find(|one| !is_audit(one)).or(unmet.first());
+    let in_doubt = |one: &Unmet<'_>| matches!(one.missing, Missing::InDoubt { .. });
+    let mut enforced = unmet.iter().filter(|one| !is_audit(one));
+    let first = enforced
+        .clone()
+        .find(|one| !in_doubt(one))
+        .or_else(|| enforced.next())
+        .or(unmet.first());
     if let Some(first) = first {
         return Some(Objection {
             plugin: Some(first.plugin.clone()),
             text: refusal(first, unmet.len() - 1, now),
             audit_only: is_audit(first),
             unvetted: false,
+            in_doubt: in_doubt(first),
         });
     }
     if let Some(end) = snapshot.hold_until.filter(|end| now.boottime < *end) {
@@ -285,6 +298,7 @@ fn objection(
             text: text::store_lost(now.until(end)),
             audit_only: false,
             unvetted: false,
+            in_doubt: false,
         });
     }
     if request.container.is_none() || snapshot.policy.unvetted_sandboxes == UnvettedSandboxes::Allow
@@ -303,6 +317,7 @@ fn objection(
         text: text::unvetted(plugin, reason),
         audit_only: false,
         unvetted: true,
+        in_doubt: false,
     })
 }
 
@@ -337,7 +352,7 @@ fn judge(
         return (Verdict::Exempt, Some(exemption.to_string()));
     }
     let is_sandbox = request.container.is_none();
-    if is_sandbox && !request.may_refuse_sandbox {
+    if is_sandbox && (!request.may_refuse_sandbox || objection.in_doubt) {
         note(&|| "the sandbox starts unvetted; its containers wait".to_owned());
         let text = format!("starts unvetted: {}", objection.text);
         return (Verdict::Unvetted, Some(text));

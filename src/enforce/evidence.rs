@@ -1,7 +1,8 @@
 //! Is a plugin really there for this request? The two sources put together: the runtime's list and
 //! the kernel's word on the holders' connections.
 
-use std::cell::Cell;
+use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nri_lease_proto::nri::nri::PluginInstance;
@@ -9,7 +10,8 @@ use nri_lease_state::record::Holder;
 use nri_lease_state::rules::Lease;
 use nri_lease_state::{PluginName, ProcessKey};
 
-use crate::presence::{Presence, RuntimeId, View};
+use super::listings::{Listings, Verdicts};
+use crate::presence::{BoundConnections, Presence, RuntimeId, SocketId, View};
 
 /// Why a plugin counts as missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,13 +21,47 @@ pub enum Missing {
     /// Its lease has no holder any more.
     NoHolder,
     /// None of its holders is connected; this one is closest to it.
-    Holder { pid: u32, presence: Presence },
+    Holder {
+        pid: u32,
+        presence: Presence,
+        /// When, inside of hooks, for a connection that was lost.
+        lost: Option<LostWhen>,
+    },
+    /// The holder hosts several plugins, has lost a connection, and it is not known whose.
+    InDoubt { pid: u32 },
     /// The kernel sees it connected, but the runtime has not called it for this request.
     NotListed,
     /// The runtime knows a plugin of that name at another index than the lease says.
     OtherIndex { listed: String, registered: String },
     /// The runtime calls it after us, or in an undefined order.
     CalledAfterUs { index: u8, ours: u8 },
+}
+
+/// When a connection was lost, as far as can be told: it is looked at every second and in hooks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LostWhen {
+    /// It was seen open after the sandbox of this request had started.
+    DuringCall,
+    /// It was seen open so short a time ago.
+    Recently { at_most: Duration },
+    /// About so long ago.
+    Before { about: Duration },
+    /// This daemon has never seen it open.
+    Unknown,
+}
+
+/// Past this, a connection that is lost was found so by an earlier look.
+const LOOKED_AT_EVERY: Duration = Duration::from_millis(1500);
+
+/// Connections that stood for a plugin when a sandbox started, to be looked at again at its first
+/// container: whether the plugin was called before us was not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Voucher {
+    pub plugin: PluginName,
+    pub process: ProcessKey,
+    pub connections: Vec<SocketId>,
+    /// It was in doubt whether they were the plugin's at all.
+    pub in_doubt: bool,
 }
 
 /// Where a decision learns whether a plugin is there.
@@ -51,10 +87,18 @@ pub struct Live<'a> {
     list: Option<&'a [PluginInstance]>,
     /// Set for sandboxes: plugins that are not called before this index count as missing.
     only_below: Option<u8>,
+    /// What earlier lists of this session have told; only inside hooks.
+    listings: Option<&'a Mutex<Listings>>,
+    /// The part of it that is published, for outside of hooks.
+    verdicts: Option<&'a Verdicts>,
+    /// CLOCK_BOOTTIME nanoseconds by when the request under way had begun for sure.
+    begun_by_ns: Option<u64>,
+    /// CLOCK_BOOTTIME nanoseconds; bound later than this is not bound yet, where it is not known
+    /// that the runtime accepts one plugin at a time.
+    bound_before_ns: Option<u64>,
     /// Inside a hook, a connection that is not yet bound may be fenced on the spot.
     bind_until: Option<Instant>,
-    /// Fences were tried; the time is used up once.
-    tried: Cell<u32>,
+    vouchers: RefCell<Vec<Voucher>>,
 }
 
 impl<'a> Live<'a> {
@@ -65,14 +109,19 @@ impl<'a> Live<'a> {
             runtime,
             list: None,
             only_below: None,
+            listings: None,
+            verdicts: None,
+            begun_by_ns: None,
+            bound_before_ns: None,
             bind_until: None,
-            tried: Cell::new(0),
+            vouchers: RefCell::default(),
         }
     }
 
     /// For a hook of `runtime` that is running now.
-    pub fn in_hook(view: &'a View, runtime: RuntimeId) -> Self {
+    pub fn in_hook(view: &'a View, runtime: RuntimeId, listings: &'a Mutex<Listings>) -> Self {
         Self {
+            listings: Some(listings),
             bind_until: Some(Instant::now() + BIND_BUDGET),
             ..Self::outside_hooks(view, runtime)
         }
@@ -94,30 +143,155 @@ impl<'a> Live<'a> {
         }
     }
 
-    fn holder(&self, holder: &Holder) -> Result<(), Missing> {
-        let process = holder.facts.process;
-        if let (Some(ours), Some(index)) = (self.only_below, holder.settings.index)
-            && index.number() >= ours
-        {
-            return Err(Missing::CalledAfterUs {
-                index: index.number(),
-                ours,
-            });
-        }
-        match self.connection(&process, holder.facts.connection_inode) {
-            Presence::Bound => Ok(()),
-            // Where the kernel cannot be asked at all, the runtime's list decides alone; `status`
-            // says so. One process that cannot be looked at is no evidence for it.
-            Presence::Unknown { .. } if self.view.kernel_evidence().is_err() => Ok(()),
-            presence => Err(Missing::Holder {
-                pid: process.pid,
-                presence,
-            }),
+    /// The request had begun by then (CLOCK_BOOTTIME nanoseconds).
+    pub fn begun_by(self, begun_by_ns: Option<u64>) -> Self {
+        Self {
+            begun_by_ns,
+            ..self
         }
     }
 
-    fn connection(&self, process: &ProcessKey, inode: Option<u64>) -> Presence {
-        let seen = self.view.check(process, self.runtime, inode);
+    /// Without a list, only what was bound before then counts (CLOCK_BOOTTIME nanoseconds).
+    pub fn bound_before(self, bound_before_ns: Option<u64>) -> Self {
+        Self {
+            bound_before_ns,
+            ..self
+        }
+    }
+
+    /// Outside of hooks: whose lost connections are known to be another plugin's.
+    pub fn with_verdicts(self, verdicts: &'a Verdicts) -> Self {
+        Self {
+            verdicts: Some(verdicts),
+            ..self
+        }
+    }
+
+    /// What the decision rests on and is to be looked at again.
+    pub fn into_vouchers(self) -> Vec<Voucher> {
+        self.vouchers.into_inner()
+    }
+
+    fn listings(&self) -> Option<MutexGuard<'a, Listings>> {
+        let listings = self.listings?;
+        Some(listings.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn holder(&self, plugin: &PluginName, holder: &Holder) -> Result<(), Missing> {
+        let process = holder.facts.process;
+        let told = holder.settings.index.map(|index| index.number());
+        let index = told.or_else(|| self.listings()?.index(plugin));
+        if let (Some(ours), Some(index)) = (self.only_below, index)
+            && index >= ours
+        {
+            return Err(Missing::CalledAfterUs { index, ours });
+        }
+        let inode = holder.facts.connection_inode;
+        match self.connection(plugin, &process, inode) {
+            Presence::Bound => self.is_called(plugin, &process)?,
+            // Where the kernel cannot be asked at all, the runtime's list decides alone; `status`
+            // says so. One process that cannot be looked at is no evidence for it.
+            Presence::Unknown { .. } if self.view.kernel_evidence().is_err() => return Ok(()),
+            Presence::Broken => return Err(self.lost(plugin, &process, inode)),
+            presence => {
+                return Err(Missing::Holder {
+                    pid: process.pid,
+                    presence,
+                    lost: None,
+                });
+            }
+        }
+        if self.only_below.is_some() && self.list.is_none() && index.is_none() {
+            self.vouch(plugin, &process, false);
+        }
+        Ok(())
+    }
+
+    /// What speaks against a bound connection that no list of this request can vouch for.
+    fn is_called(&self, plugin: &PluginName, process: &ProcessKey) -> Result<(), Missing> {
+        if self.list.is_some() {
+            return Ok(());
+        }
+        if let Some(before) = self.bound_before_ns
+            && self.view.bound(process, self.runtime).youngest_ns >= before
+        {
+            return Err(Missing::Holder {
+                pid: process.pid,
+                presence: Presence::NotSynchronised,
+                lost: None,
+            });
+        }
+        let Some(listings) = self.listings() else {
+            return Ok(());
+        };
+        if listings.any_uncalled() {
+            let open = self.view.bound(process, self.runtime).open;
+            if listings.is_uncalled(plugin, *process, &open) {
+                return Err(Missing::NotListed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a holder with a lost connection counts as missing.
+    fn lost(&self, plugin: &PluginName, process: &ProcessKey, inode: Option<u64>) -> Missing {
+        let mut lost = None;
+        if let Some(mut listings) = self.listings() {
+            let bound = self.view.bound(process, self.runtime);
+            listings.note_lost(*process, &bound.lost);
+            let is_sandbox = self.list.is_none() && self.only_below.is_some();
+            if is_sandbox && inode.is_none() && listings.is_in_doubt(plugin, process, &bound) {
+                drop(listings);
+                self.vouch(plugin, process, true);
+                return Missing::InDoubt { pid: process.pid };
+            }
+            lost = Some(self.when(&bound));
+        }
+        Missing::Holder {
+            pid: process.pid,
+            presence: Presence::Broken,
+            lost,
+        }
+    }
+
+    fn when(&self, bound: &BoundConnections) -> LostWhen {
+        let open_at = bound.lost.iter().map(|lost| lost.open_at_ns).max();
+        let open_at = open_at.unwrap_or(0);
+        if open_at == 0 {
+            return LostWhen::Unknown;
+        }
+        if self.begun_by_ns.is_some_and(|begun| open_at >= begun) {
+            return LostWhen::DuringCall;
+        }
+        let ago = Duration::from_nanos(crate::presence::boottime_ns().saturating_sub(open_at));
+        match ago < LOOKED_AT_EVERY {
+            true => LostWhen::Recently { at_most: ago },
+            false => LostWhen::Before { about: ago },
+        }
+    }
+
+    fn vouch(&self, plugin: &PluginName, process: &ProcessKey, in_doubt: bool) {
+        self.vouchers.borrow_mut().push(Voucher {
+            plugin: plugin.clone(),
+            process: *process,
+            connections: self.view.bound(process, self.runtime).open,
+            in_doubt,
+        });
+    }
+
+    fn connection(
+        &self,
+        plugin: &PluginName,
+        process: &ProcessKey,
+        inode: Option<u64>,
+    ) -> Presence {
+        let seen = {
+            let listings = self.listings();
+            let verdicts = listings.as_ref().map(|l| l.verdicts()).or(self.verdicts);
+            let is_pardoned = |lost| verdicts.is_some_and(|v| v.is_pardoned(plugin, process, lost));
+            self.view
+                .check_pardoning(process, self.runtime, inode, is_pardoned)
+        };
         let may_have_reconnected = !matches!(
             seen,
             Presence::Bound | Presence::Unknown { .. } | Presence::ProcessGone
@@ -126,7 +300,6 @@ impl<'a> Live<'a> {
             end.saturating_duration_since(Instant::now())
         });
         if may_have_reconnected && !budget.is_zero() {
-            self.tried.set(self.tried.get() + 1);
             return self.view.bind_in_hook(process, self.runtime, inode, budget);
         }
         seen
@@ -136,10 +309,20 @@ impl<'a> Live<'a> {
         let Some(list) = self.list else {
             return Ok(());
         };
+        let process = holder.facts.process;
         let mut named = list.iter().filter(|one| one.name == plugin.as_str());
         let Some(first) = named.clone().next() else {
+            if self.bound_before_ns.is_none()
+                && let Some(mut listings) = self.listings()
+            {
+                let open = self.view.bound(&process, self.runtime).open;
+                listings.note_uncalled(plugin, process, open);
+            }
             return Err(Missing::NotListed);
         };
+        if let Some(mut listings) = self.listings() {
+            listings.note_called(plugin, process);
+        }
         match holder.settings.index {
             Some(index) if !named.any(|one| one.index == index.to_string()) => {
                 Err(Missing::OtherIndex {
@@ -158,7 +341,7 @@ impl Evidence for Live<'_> {
         let mut closest = Missing::NoHolder;
         for holder in &lease.holders {
             match self
-                .holder(holder)
+                .holder(plugin, holder)
                 .and_then(|()| self.in_list(plugin, holder))
             {
                 Ok(()) => return Ok(()),
@@ -191,8 +374,9 @@ fn nearness(missing: &Missing) -> u8 {
             Presence::NotSynchronised => 6,
             Presence::Bound | Presence::Unknown { .. } => 7,
         },
-        Missing::CalledAfterUs { .. } => 8,
-        Missing::OtherIndex { .. } => 9,
-        Missing::NotListed => 10,
+        Missing::InDoubt { .. } => 8,
+        Missing::CalledAfterUs { .. } => 9,
+        Missing::OtherIndex { .. } => 10,
+        Missing::NotListed => 11,
     }
 }

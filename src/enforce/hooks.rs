@@ -3,30 +3,51 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use nri_lease_proto::nri::nri::{
     self as api, PluginInstance, PodSandbox, ValidateContainerAdjustmentRequest,
 };
+use nri_lease_state::time::Boottime;
 use nri_lease_state::{ContainerView, PluginName, PodView};
 use tokio::sync::mpsc;
 
 use super::decision::{self, Decision, Request, Verdict};
-use super::evidence::Live;
+use super::evidence::{Live, Voucher};
+use super::listings::{Listings, Verdicts};
 use super::record::{Decided, Totals, Trace};
 use super::snapshot::{Published, Snapshot};
 use crate::clock::SystemClock;
 use crate::config::SandboxEnforcement;
 use crate::nri::events::{Generation, RuntimeIdentity};
 use crate::nri::status::RuntimeStatus;
-use crate::presence::View;
+use crate::presence::proc::started_by_ns;
+use crate::presence::{RuntimeId, View, boottime_ns};
 
 /// Of the runtime's request timeout, after which it would drop us.
 const BUDGET_SHARE: u32 = 2;
 /// When the runtime does not say: its default is 2 s.
 const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// NRI's default registration timeout.
+const DEFAULT_REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
+
+const UNTOLD: &str = "nobody told nri-lease of its start";
+const LOST_SINCE: &str =
+    "it may have been called after nri-lease, and has lost its connection since";
+const NOT_LOOKED_AT: &str =
+    "its index is not known, so it is looked at again when the first container is created";
+
+/// Where it is not verified that a runtime accepts plugins one at a time, a plugin counts for
+/// sandboxes so long after its connection was seen accepted.
+pub fn settling_time(registration_timeout: Duration) -> Duration {
+    match registration_timeout.is_zero() {
+        true => DEFAULT_REGISTRATION_TIMEOUT,
+        false => registration_timeout,
+    }
+}
 
 /// A request that must not go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +62,12 @@ pub struct Hooks {
     pub clock: SystemClock,
     pub totals: Arc<Totals>,
     pub traces: mpsc::Sender<Trace>,
+    /// Of each runtime: lost connections that were another plugin's. For `list` and `explain`.
+    pub verdicts: PublishedVerdicts,
 }
+
+/// Verdicts by runtime, replaced as a whole.
+pub type PublishedVerdicts = Arc<ArcSwap<HashMap<RuntimeId, Verdicts>>>;
 
 impl Hooks {
     /// For one connection to a runtime.
@@ -51,6 +77,7 @@ impl Hooks {
             status,
             facts: OnceLock::new(),
             started: Mutex::default(),
+            listings: Mutex::default(),
         })
     }
 
@@ -66,6 +93,9 @@ impl Hooks {
 struct Facts {
     cleans_up_refused_sandboxes: bool,
     has_validation: bool,
+    /// Set where it is not verified that the runtime accepts one plugin at a time: a fence that
+    /// passes says little there, and a plugin counts so long after it was bound.
+    settles_in: Option<Duration>,
     budget: Duration,
 }
 
@@ -76,9 +106,24 @@ pub struct HookSession {
     hooks: Arc<Hooks>,
     status: Arc<RuntimeStatus>,
     facts: OnceLock<Facts>,
-    /// Sandboxes that started in this session, by id, with the plugins that have missed them: the
-    /// published state learns of them a moment later. Only the NRI thread takes the lock.
-    started: Mutex<HashMap<String, Unvetted>>,
+    /// Sandboxes that this session knows, by id: the published state learns of them a moment later.
+    /// Only the NRI thread takes the locks.
+    started: Mutex<HashMap<String, Started>>,
+    listings: Mutex<Listings>,
+}
+
+/// A sandbox as this session knows it.
+#[derive(Debug)]
+enum Started {
+    /// It was there when the session began: the published state says who has missed it.
+    Before,
+    /// It started in this session.
+    Here {
+        /// Who has missed it, and why.
+        missed: Unvetted,
+        /// Who may have, to be looked at again at its first container.
+        vouchers: Vec<Voucher>,
+    },
 }
 
 impl HookSession {
@@ -88,16 +133,19 @@ impl HookSession {
         identity: &RuntimeIdentity,
         generation: Generation,
         request_timeout: Duration,
+        registration_timeout: Duration,
     ) {
         let timeout = if request_timeout.is_zero() {
             DEFAULT_REQUEST_TIMEOUT
         } else {
             request_timeout
         };
+        let settles_in = settling_time(registration_timeout);
         // A runtime configures a plugin once per connection.
         let _ = self.facts.set(Facts {
             cleans_up_refused_sandboxes: identity.cleans_up_refused_sandboxes(),
             has_validation: generation == Generation::WithValidation,
+            settles_in: (!identity.accepts_serially()).then_some(settles_in),
             budget: timeout / BUDGET_SHARE,
         });
     }
@@ -105,6 +153,8 @@ impl HookSession {
     /// The runtime has listed its pods. Waits for room among the traces, so that nothing of what
     /// follows can overtake it; the next hook comes only after the answer to this.
     pub async fn synchronized(&self, pods: Vec<PodSandbox>) {
+        self.started()
+            .extend(pods.iter().map(|pod| (pod.id.clone(), Started::Before)));
         let runtime = self.status.id;
         // The daemon is shutting down when nobody takes traces any more.
         let _ = self
@@ -122,8 +172,11 @@ impl HookSession {
         let began = Instant::now();
         let snapshot = self.hooks.published.load();
         let view = self.hooks.view.load();
-        let ours = snapshot.policy.own_index;
-        let evidence = Live::in_hook(&view, self.status.id).only_below(ours);
+        self.listings().begin();
+        let evidence = self
+            .evidence(&view)
+            .only_below(snapshot.policy.own_index)
+            .begun_by(started_by_ns(pod.pid));
         let request = Request {
             pod: pod_view(pod),
             container: None,
@@ -132,10 +185,11 @@ impl HookSession {
         };
         let now = self.hooks.clock.now();
         let decision = decision::decide(&snapshot, &request, &evidence, &now, None);
+        let vouchers = evidence.into_vouchers();
         let decision = self.within_budget(began, decision);
         let outcome = self.answer(pod, None, &decision);
         if outcome.is_ok() {
-            self.sandbox_started(pod, decision.missing);
+            self.sandbox_started(pod, decision.missing, vouchers);
         }
         outcome
     }
@@ -195,9 +249,15 @@ impl HookSession {
         let began = Instant::now();
         let snapshot = self.hooks.published.load();
         let view = self.hooks.view.load();
-        let mut evidence = Live::in_hook(&view, self.status.id);
-        if let Some(list) = list {
-            evidence = evidence.with_list(list);
+        self.listings().begin();
+        let mut evidence = self.evidence(&view);
+        match list {
+            Some(list) => {
+                self.hear(list, &snapshot, &view);
+                evidence = evidence.with_list(list);
+            }
+            // Called like everybody else, in the order of the indexes.
+            None => evidence = evidence.only_below(snapshot.policy.own_index),
         }
         let devices: Vec<&str> = container
             .CDI_devices
@@ -205,7 +265,7 @@ impl HookSession {
             .chain(injected)
             .map(|device| device.name.as_str())
             .collect();
-        let unvetted = self.unvetted(&snapshot, &pod.id);
+        let unvetted = self.unvetted(&snapshot, &view, pod);
         let request = Request {
             pod: pod_view(pod),
             container: Some(ContainerView {
@@ -232,30 +292,116 @@ impl HookSession {
         }
     }
 
-    /// The plugins that have missed a sandbox: as this session saw it start, else as published.
-    fn unvetted(&self, snapshot: &Snapshot, sandbox_id: &str) -> Unvetted {
-        if let Some(unvetted) = self.started().get(sandbox_id) {
-            return unvetted.clone();
-        }
-        snapshot
-            .state
-            .sandboxes()
-            .get(sandbox_id)
-            .map_or_else(Vec::new, |sandbox| {
-                sandbox
-                    .unvetted
-                    .iter()
-                    .map(|(plugin, reason)| (plugin.clone(), reason.clone()))
-                    .collect()
-            })
+    fn evidence<'a>(&'a self, view: &'a View) -> Live<'a> {
+        let settles_in = self.facts.get().and_then(|facts| facts.settles_in);
+        let bound_before = settles_in.map(|time| {
+            let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            boottime_ns().saturating_sub(time)
+        });
+        Live::in_hook(view, self.status.id, &self.listings).bound_before(bound_before)
     }
 
-    fn sandbox_started(&self, pod: &PodSandbox, unvetted: Unvetted) {
-        self.started().insert(pod.id.clone(), unvetted.clone());
+    /// Learns from the runtime's list, and publishes what others should know of it.
+    fn hear(&self, list: &[PluginInstance], snapshot: &Snapshot, view: &View) {
+        let mut listings = self.listings();
+        if listings.heard(list, &snapshot.state, view, self.status.id) {
+            let mut verdicts = HashMap::clone(&self.hooks.verdicts.load());
+            verdicts.insert(self.status.id, listings.verdicts().clone());
+            self.hooks.verdicts.store(Arc::new(verdicts));
+        }
+    }
+
+    /// The plugins that have missed a sandbox: as this session saw it start, else as published.
+    fn unvetted(&self, snapshot: &Snapshot, view: &View, pod: &PodSandbox) -> Unvetted {
+        if let Some(known) = self.started().get_mut(&pod.id)
+            && let Started::Here { missed, vouchers } = known
+        {
+            if !vouchers.is_empty() {
+                *vouchers =
+                    self.look_again(snapshot, view, &pod.id, missed, std::mem::take(vouchers));
+            }
+            return missed.clone();
+        }
+        let published = snapshot.state.sandboxes().get(&pod.id);
+        if published.is_none() && !self.started().contains_key(&pod.id) {
+            // Neither listed nor started here: CRI-O lets requests pass between the end of our
+            // Synchronize and our place in its list.
+            let missed: Unvetted = covering(snapshot, pod, self.hooks.clock.now().boottime)
+                .into_iter()
+                .map(|plugin| (plugin, UNTOLD.to_owned()))
+                .collect();
+            self.sandbox_started(pod, missed.clone(), Vec::new());
+            return missed;
+        }
+        published.map_or_else(Vec::new, |sandbox| {
+            sandbox
+                .unvetted
+                .iter()
+                .map(|(plugin, reason)| (plugin.clone(), reason.clone()))
+                .collect()
+        })
+    }
+
+    /// At the first container of a sandbox: were the connections that stood for a plugin good for
+    /// the whole of its start? Returns what cannot be told yet.
+    fn look_again(
+        &self,
+        snapshot: &Snapshot,
+        view: &View,
+        sandbox_id: &str,
+        missed: &mut Unvetted,
+        vouchers: Vec<Voucher>,
+    ) -> Vec<Voucher> {
+        let listings = self.listings();
+        let ours = snapshot.policy.own_index;
+        let mut vetted = Vec::new();
+        let mut unvetted = Vec::new();
+        let mut undecided = Vec::new();
+        for voucher in vouchers {
+            let bound = view.bound(&voucher.process, self.status.id);
+            let is_open = voucher.connections.iter().all(|id| bound.open.contains(id));
+            let plugin = voucher.plugin.clone();
+            // Should it be lost, an index in the list now is its successor's.
+            let is_vetted = is_open
+                && (!voucher.in_doubt || {
+                    let verdicts = listings.verdicts();
+                    let is_others = |id| verdicts.is_pardoned(&plugin, &voucher.process, id);
+                    listings.index(&plugin).is_some_and(|index| index < ours)
+                        && bound.lost.iter().all(|lost| is_others(lost.id))
+                });
+            if is_vetted {
+                missed.retain(|(other, _)| *other != plugin);
+                vetted.push(plugin);
+            } else if voucher.in_doubt && is_open {
+                undecided.push(voucher);
+            } else if !voucher.in_doubt {
+                missed.push((plugin.clone(), LOST_SINCE.to_owned()));
+                unvetted.push((plugin, LOST_SINCE.to_owned()));
+            }
+        }
+        if !vetted.is_empty() || !unvetted.is_empty() {
+            self.hooks.trace(Trace::SandboxVetted {
+                sandbox_id: sandbox_id.to_owned(),
+                vetted,
+                unvetted,
+            });
+        }
+        undecided
+    }
+
+    fn sandbox_started(&self, pod: &PodSandbox, missed: Unvetted, vouchers: Vec<Voucher>) {
+        // Until they are looked at again, they are stored as missed: should the daemon end before.
+        let waiting = vouchers
+            .iter()
+            .filter(|voucher| !voucher.in_doubt)
+            .map(|voucher| (voucher.plugin.clone(), NOT_LOOKED_AT.to_owned()));
+        let stored = missed.iter().cloned().chain(waiting).collect();
+        let known = Started::Here { missed, vouchers };
+        self.started().insert(pod.id.clone(), known);
         self.hooks.trace(Trace::SandboxStarted {
             runtime: self.status.id,
             pod: Box::new(pod.clone()),
-            unvetted,
+            unvetted: stored,
         });
     }
 
@@ -303,8 +449,12 @@ impl HookSession {
         Ok(())
     }
 
-    fn started(&self) -> std::sync::MutexGuard<'_, HashMap<String, Unvetted>> {
+    fn started(&self) -> MutexGuard<'_, HashMap<String, Started>> {
         self.started.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listings(&self) -> MutexGuard<'_, Listings> {
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -318,4 +468,27 @@ pub fn pod_view(pod: &PodSandbox) -> PodView<'_> {
         annotations: &pod.annotations,
         runtime_handler: &pod.runtime_handler,
     }
+}
+
+/// Plugins whose live lease or pin covers a sandbox.
+pub fn covering(snapshot: &Snapshot, pod: &PodSandbox, at: Boottime) -> Vec<PluginName> {
+    let view = pod_view(pod);
+    let pinned = snapshot
+        .state
+        .pins()
+        .get(pod.uid.as_str())
+        .into_iter()
+        .flat_map(|pins| pins.values())
+        .filter(|pin| pin.counts_at(at))
+        .map(|pin| pin.plugin.clone());
+    let scoped = snapshot
+        .state
+        .leases()
+        .values()
+        .filter(|lease| lease.counts_at(at) && lease.scope.covers_sandbox(&view))
+        .map(|lease| lease.plugin.clone());
+    let mut plugins: Vec<PluginName> = pinned.chain(scoped).collect();
+    plugins.sort();
+    plugins.dedup();
+    plugins
 }

@@ -10,6 +10,7 @@
 pub mod decision;
 pub mod evidence;
 pub mod hooks;
+pub mod listings;
 pub mod policy;
 pub mod record;
 pub mod snapshot;

@@ -81,6 +81,14 @@ pub enum Trace {
         pod: Box<PodSandbox>,
         unvetted: Vec<(PluginName, String)>,
     },
+    /// At its first container, a sandbox was looked at again.
+    SandboxVetted {
+        sandbox_id: String,
+        /// These have not missed it after all.
+        vetted: Vec<PluginName>,
+        /// These have, and why.
+        unvetted: Vec<(PluginName, String)>,
+    },
     SandboxRemoved {
         sandbox_id: String,
     },

@@ -8,7 +8,7 @@ use nri_lease_state::rules::Lease;
 use nri_lease_state::time::Now;
 
 use super::decision::Cause;
-use super::evidence::Missing;
+use super::evidence::{LostWhen, Missing};
 use crate::presence::Presence;
 
 /// Longest refusal, in bytes: the runtime's side closes a connection that sends much unread.
@@ -67,6 +67,7 @@ fn headline(missing: &Missing) -> &'static str {
         } => "is not connected to the runtime any more",
         Missing::CalledAfterUs { .. } => "cannot be checked for this sandbox",
         Missing::OtherIndex { .. } | Missing::NotListed => "was not called by the runtime",
+        Missing::InDoubt { .. } => "may have lost its connection to the runtime",
         Missing::NoLease | Missing::NoHolder | Missing::Holder { .. } => {
             "is not connected to the runtime"
         }
@@ -84,9 +85,21 @@ fn detail(missing: &Missing, lease: Option<&Lease>, now: &Now) -> Option<String>
             ),
             None => "no holder".to_owned(),
         }),
-        Missing::Holder { pid, presence } => {
+        Missing::Holder {
+            pid,
+            lost: Some(lost),
+            ..
+        } => Some(format!(
+            "holder pid {pid} lost its connection {}",
+            when(lost)
+        )),
+        Missing::Holder { pid, presence, .. } => {
             Some(format!("holder pid {pid} {}", self::presence(presence)))
         }
+        Missing::InDoubt { pid } => Some(format!(
+            "holder pid {pid} hosts several plugins and has lost a connection of one of them: \
+             the first container will show which"
+        )),
         Missing::NotListed => Some("it is not in the runtime's list for this request".to_owned()),
         Missing::OtherIndex { listed, registered } => Some(format!(
             "the runtime lists it with index {listed}, it is registered with {registered}"
@@ -107,12 +120,24 @@ pub fn missing_briefly(missing: &Missing, lease: Option<&Lease>, now: &Now) -> S
 pub fn presence(presence: &Presence) -> String {
     match presence {
         Presence::ProcessGone => "gone since 0s".to_owned(),
-        Presence::Broken => "lost its connection during this call or before it".to_owned(),
+        Presence::Broken => "has lost its connection".to_owned(),
         Presence::NeverConnected => "has no connection to it".to_owned(),
         Presence::Pending => "waits to be accepted".to_owned(),
         Presence::NotSynchronised => "has just connected".to_owned(),
         Presence::Bound => "is connected".to_owned(),
         Presence::Unknown { reason } => format!("cannot be checked: {reason}"),
+    }
+}
+
+fn when(lost: &LostWhen) -> String {
+    match lost {
+        LostWhen::DuringCall => "during this call".to_owned(),
+        LostWhen::Recently { at_most } => format!(
+            "during this call or at most {} before it",
+            whole_seconds(*at_most)
+        ),
+        LostWhen::Before { about } => format!("{} before this call", whole_seconds(*about)),
+        LostWhen::Unknown => "while nri-lease was not running".to_owned(),
     }
 }
 

@@ -84,7 +84,10 @@ impl RuntimeIdentity {
     }
 
     /// Whether the accept loop is known to be serial, which the fence rests on: read in the
-    /// sources of NRI 0.6 to 0.12, and tested for each in the interop matrix.
+    /// sources of NRI 0.6 to 0.12 (`acceptPluginConnections`), and tested for each in the interop
+    /// matrix. CRI-O uses the same loop; it holds no lock of its own from the end of a Synchronize
+    /// until the plugin is in the list, so a request can pass in between, but the next connection
+    /// is accepted only after that: an accepted fence proves the place in the list there, too.
     pub fn accepts_serially(&self) -> bool {
         self.nri_minor()
             .is_some_and(|minor| (6..=12).contains(&minor))

@@ -109,13 +109,14 @@ impl Plugin for PluginService {
         };
         let generation = identity.generation().unwrap_or(self.fallback);
         let request_timeout = millis(request.request_timeout);
+        let registration_timeout = millis(request.registration_timeout);
         self.hooks
-            .configured(&identity, generation, request_timeout);
+            .configured(&identity, generation, request_timeout, registration_timeout);
         self.report(Progress::Configured {
             identity,
             generation,
             request_timeout,
-            registration_timeout: millis(request.registration_timeout),
+            registration_timeout,
         });
         Ok(api::ConfigureResponse {
             events: generation.mask(),

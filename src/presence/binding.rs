@@ -341,6 +341,17 @@ impl<H> ProcessBindings<H> {
         &self,
         identity: &RuntimeIdentity,
         inode: Option<u64>,
+        is_open: impl FnMut(&Connection<H>) -> Result<bool, String>,
+    ) -> Presence {
+        self.presence_pardoning(identity, inode, |_| false, is_open)
+    }
+
+    /// [`ProcessBindings::presence`], with connections that are lost and do not count against it.
+    pub fn presence_pardoning(
+        &self,
+        identity: &RuntimeIdentity,
+        inode: Option<u64>,
+        is_pardoned: impl Fn(SocketId) -> bool,
         mut is_open: impl FnMut(&Connection<H>) -> Result<bool, String>,
     ) -> Presence {
         let mut weaker = Presence::NeverConnected;
@@ -358,11 +369,15 @@ impl<H> ProcessBindings<H> {
                 ConnectionState::Bound if connection.runtime == Some(identity.runtime) => {
                     match is_open(connection) {
                         Ok(true) => bound = true,
+                        Ok(false) if is_pardoned(connection.id) => {}
                         Ok(false) => return Presence::Broken,
                         Err(reason) => unknown = Some(reason),
                     }
                 }
-                ConnectionState::Broken if connection.runtime == Some(identity.runtime) => {
+                ConnectionState::Broken
+                    if connection.runtime == Some(identity.runtime)
+                        && !is_pardoned(connection.id) =>
+                {
                     return Presence::Broken;
                 }
                 _ => {}
@@ -548,6 +563,22 @@ mod tests {
         lose(&mut b, 2);
         assert!(b.forget_broken(R));
         assert_eq!(presence(&b), Presence::NeverConnected);
+    }
+
+    #[test]
+    fn a_pardoned_loss_does_not_count_and_binds_nothing() {
+        let mut b = Bindings::default();
+        accepted(&mut b, 1, 1);
+        accepted(&mut b, 2, 1);
+        pass(&mut b, 2);
+        lose(&mut b, 1);
+        let pardoning = |b: &Bindings, inode| {
+            b.presence_pardoning(&KNOWN, None, |lost| lost == id(inode), |_| Ok(true))
+        };
+        assert_eq!(pardoning(&b, 1), Presence::Bound);
+        assert_eq!(pardoning(&b, 2), Presence::Broken);
+        lose(&mut b, 2);
+        assert_eq!(pardoning(&b, 1), Presence::Broken);
     }
 
     #[test]

@@ -23,9 +23,10 @@ mod tracker;
 pub mod unix_diag;
 mod view;
 
-pub use binding::{ConnectionInfo, ConnectionState, Presence};
+pub use binding::{ConnectionInfo, ConnectionState, Presence, SocketId};
 pub use proc::{ProcessFacts, ProcessKey};
+pub use sys::boottime_ns;
 pub use tracker::{
     BindingRecord, Event, HolderSpec, OwnFence, OwnSocket, RuntimeId, Settled, Tracker,
 };
-pub use view::View;
+pub use view::{BoundConnections, Lost, View};

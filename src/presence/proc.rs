@@ -90,6 +90,14 @@ pub fn key_of(pid: u32) -> Result<ProcessKey, ProcError> {
     })
 }
 
+/// CLOCK_BOOTTIME nanoseconds by when a process had started for sure; `None` when there is none.
+pub fn started_by_ns(pid: u32) -> Option<u64> {
+    // USER_HZ is 100 on every architecture that has containers; field 22 is rounded down to it.
+    const TICK_NS: u64 = 10_000_000;
+    let ticks = key_of(pid).ok()?.start_time;
+    Some(ticks.saturating_add(1).saturating_mul(TICK_NS))
+}
+
 /// Whether `pid` descends from `ancestor`, or is it. Follows parents, of which there are at most
 /// 1,024 here; a process whose parent has died belongs to its reaper.
 pub fn is_descendant(pid: u32, ancestor: u32) -> bool {

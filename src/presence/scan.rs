@@ -3,10 +3,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::binding::SocketId;
 use super::netns::{Asker, Netns, NetnsCache};
 use super::process::WatchedProcess;
+use super::sys;
 use super::unix_diag::{Detail, UnixSocket, VfsId};
 
 /// A connection of the process that may be one to a runtime.
@@ -26,6 +28,8 @@ pub(super) struct Handle {
     pub peer: u64,
     /// The other end in the runtime's own descriptor table, once it is known.
     pub runtime_end: Option<RuntimeEnd>,
+    /// CLOCK_BOOTTIME nanoseconds when it was last seen open; shared by all copies of the handle.
+    pub open_at_ns: Arc<AtomicU64>,
 }
 
 /// Where the runtime holds its end of a connection.
@@ -99,6 +103,7 @@ pub(super) fn scan(
                     fd,
                     peer: socket.peer.unwrap_or(0),
                     runtime_end: None,
+                    open_at_ns: Arc::new(AtomicU64::new(sys::boottime_ns())),
                 },
             }),
             Look::Foreign => scan.foreign.push(inode),
@@ -191,6 +196,7 @@ pub(super) fn is_open(
     handle: &Handle,
     asker: Asker,
 ) -> Result<bool, String> {
+    let asked_at_ns = sys::boottime_ns();
     // Sharing the socket with a child or another process does not count as having it.
     if !process.holds(id.inode, handle.fd) {
         return Ok(false);
@@ -204,7 +210,28 @@ pub(super) fn is_open(
         .netns
         .query(asker, id.inode, Some(id.cookie), Detail::Peer);
     match answer {
-        Ok(socket) => Ok(socket.is_some_and(|s| s.is_open())),
+        Ok(socket) => {
+            let open = socket.is_some_and(|s| s.is_open());
+            if open {
+                handle.open_at_ns.store(asked_at_ns, Ordering::Relaxed);
+            }
+            Ok(open)
+        }
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Whether the runtime has let go of its end, too: then it has marked the plugin as closed, and
+/// drops it from its list at the end of the request under way or of the next one.
+pub(super) fn is_released(handle: &Handle, asker: Asker) -> bool {
+    if handle.peer == 0 {
+        return true; // not known any more: from before a restart of the daemon
+    }
+    if let Some(end) = &handle.runtime_end
+        && end.process.holds(handle.peer, end.fd)
+    {
+        return false;
+    }
+    let answer = handle.netns.query(asker, handle.peer, None, Detail::Peer);
+    answer.is_ok_and(|socket| socket.is_none_or(|peer| !peer.is_open()))
 }

@@ -95,7 +95,7 @@ pub(super) fn has_ended(pidfd: impl AsFd) -> bool {
 }
 
 /// CLOCK_BOOTTIME in nanoseconds, for what is shown to people and to the lease rules.
-pub(super) fn boottime_ns() -> u64 {
+pub fn boottime_ns() -> u64 {
     match clock_gettime(ClockId::CLOCK_BOOTTIME) {
         Ok(t) => (t.tv_sec() as u64).saturating_mul(1_000_000_000) + t.tv_nsec() as u64,
         Err(_) => 0,

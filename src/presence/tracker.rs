@@ -110,6 +110,9 @@ pub struct BindingRecord {
     pub listener: Option<VfsId>,
     /// The runtime had closed it and no newer connection had taken its place.
     pub broken: bool,
+    /// CLOCK_BOOTTIME nanoseconds when it was bound; 0 in records that do not say.
+    #[serde(default)]
+    pub bound_boottime_ns: u64,
 }
 
 /// Keeps track of the holders' connections. Clones share one tracker; its thread ends with the

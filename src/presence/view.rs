@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::actor::Command;
@@ -17,7 +18,7 @@ use super::mailbox::WeakMailbox;
 use super::netns::{Asker, NetnsCache};
 use super::proc::ProcessKey;
 use super::process::WatchedProcess;
-use super::scan::{Far, Handle, is_open, scan};
+use super::scan::{Far, Handle, is_open, is_released, scan};
 use super::sys;
 use super::tracker::RuntimeId;
 
@@ -33,6 +34,25 @@ pub struct View {
     pub(super) no_evidence: Option<String>,
     pub(super) netns: Option<Arc<NetnsCache>>,
     pub(super) mailbox: WeakMailbox,
+}
+
+/// A process's bound connections to one runtime, as the kernel sees them now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BoundConnections {
+    pub open: Vec<SocketId>,
+    pub lost: Vec<Lost>,
+    /// CLOCK_BOOTTIME nanoseconds when the youngest open one was bound; 0 when none is known.
+    pub youngest_ns: u64,
+}
+
+/// A bound connection that was lost and not yet replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    pub id: SocketId,
+    /// CLOCK_BOOTTIME nanoseconds when it was last seen open; 0 when this daemon never did.
+    pub open_at_ns: u64,
+    /// The runtime has closed its end, too.
+    pub released: bool,
 }
 
 /// Why a holder's process is not watched.
@@ -72,6 +92,18 @@ impl View {
     /// calls for each of its bound connections; takes no lock that anything slow holds. With
     /// `inode`, only that connection of the process counts.
     pub fn check(&self, process: &ProcessKey, runtime: RuntimeId, inode: Option<u64>) -> Presence {
+        self.check_pardoning(process, runtime, inode, |_| false)
+    }
+
+    /// [`View::check`], with lost connections that do not count against it: because they were
+    /// another plugin's of the same process.
+    pub fn check_pardoning(
+        &self,
+        process: &ProcessKey,
+        runtime: RuntimeId,
+        inode: Option<u64>,
+        is_pardoned: impl Fn(SocketId) -> bool,
+    ) -> Presence {
         let Some(seen) = self.processes.get(process) else {
             return Presence::NeverConnected;
         };
@@ -91,11 +123,14 @@ impl View {
             };
         }
         let mut noticed = false;
-        let presence = seen.bindings.presence(&self.identity(runtime), inode, |c| {
-            let open = is_open(watched, c.id, &c.handle, Asker::Hook);
-            noticed |= open == Ok(false);
-            open
-        });
+        let identity = self.identity(runtime);
+        let presence = seen
+            .bindings
+            .presence_pardoning(&identity, inode, is_pardoned, |c| {
+                let open = is_open(watched, c.id, &c.handle, Asker::Hook);
+                noticed |= open == Ok(false);
+                open
+            });
         if noticed {
             self.mailbox.send(Command::Verify { process: *process });
         }
@@ -104,6 +139,39 @@ impl View {
             Presence::Broken if watched.has_ended() => Presence::ProcessGone,
             other => other,
         }
+    }
+
+    /// What became of a living process's bound connections to the runtime. Costs a few system
+    /// calls for each: for refusals and the like, not for what passes.
+    pub fn bound(&self, process: &ProcessKey, runtime: RuntimeId) -> BoundConnections {
+        let mut bound = BoundConnections::default();
+        let Some(seen) = self.processes.get(process) else {
+            return bound;
+        };
+        let Ok(watched) = &seen.process else {
+            return bound;
+        };
+        for c in seen.bindings.connections() {
+            if c.runtime != Some(runtime) {
+                continue;
+            }
+            let open = match c.state {
+                binding::ConnectionState::Broken => Ok(false),
+                binding::ConnectionState::Bound => is_open(watched, c.id, &c.handle, Asker::Hook),
+                _ => continue,
+            };
+            if open == Ok(true) {
+                bound.open.push(c.id);
+                bound.youngest_ns = bound.youngest_ns.max(c.bound_boottime_ns.unwrap_or(0));
+            } else if open == Ok(false) {
+                bound.lost.push(Lost {
+                    id: c.id,
+                    open_at_ns: c.handle.open_at_ns.load(Ordering::Relaxed),
+                    released: is_released(&c.handle, Asker::Hook),
+                });
+            }
+        }
+        bound
     }
 
     /// As [`super::Tracker::kernel_evidence`], for a hook.

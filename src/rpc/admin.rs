@@ -26,7 +26,8 @@ use crate::config::SandboxEnforcement;
 use crate::daemon::Daemon;
 use crate::enforce::decision::{self, Request, Verdict};
 use crate::enforce::evidence::Live;
-use crate::enforce::hooks::pod_view;
+use crate::enforce::hooks::{pod_view, settling_time};
+use crate::enforce::listings::Verdicts;
 use crate::nri::events::Generation;
 use crate::nri::status::{RuntimeStatus, Session};
 use crate::presence::RuntimeId;
@@ -101,12 +102,17 @@ impl AdminService {
                 match self.daemon.tracker.kernel_evidence() {
                     Ok(()) => {
                         runtime.evidence.push("kernel".to_owned());
-                        runtime.evidence.push("fence".to_owned());
+                        if identity.accepts_serially() {
+                            runtime.evidence.push("fence".to_owned());
+                        }
                         if !identity.accepts_serially() {
                             runtime.warnings.push(format!(
                                 "it is not verified that {} {} accepts plugins one at a time, \
-                                 which the fence rests on",
-                                identity.name, identity.version
+                                 which the fence rests on: a plugin counts for sandboxes only {} s \
+                                 after it has connected, and for containers by the runtime's list",
+                                identity.name,
+                                identity.version,
+                                settling_time(connected.registration_timeout).as_secs()
                             ));
                         }
                     }
@@ -196,7 +202,10 @@ impl AdminService {
                 .find(|status| status.connected().is_some()))
             .or(self.daemon.runtimes.first());
         let runtime = status.map_or(RuntimeId(0), |status| status.id);
-        let mut evidence = Live::outside_hooks(&view, runtime);
+        let verdicts = self.daemon.verdicts.load();
+        let none = Verdicts::default();
+        let verdicts = verdicts.get(&runtime).unwrap_or(&none);
+        let mut evidence = Live::outside_hooks(&view, runtime).with_verdicts(verdicts);
         if container.is_none() {
             evidence = evidence.only_below(snapshot.policy.own_index);
         }

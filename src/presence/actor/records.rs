@@ -35,6 +35,7 @@ impl Actor {
                         FarEnd::Launched(_) | FarEnd::Unaccepted => None,
                     },
                     broken,
+                    bound_boottime_ns: connection.bound_boottime_ns.unwrap_or(0),
                 });
             }
         }
@@ -97,7 +98,7 @@ impl Actor {
                 state: ConnectionState::Bound,
                 runtime: Some(*runtime),
                 seen_boottime_ns: now_ns,
-                bound_boottime_ns: Some(now_ns),
+                bound_boottime_ns: Some(record.bound_boottime_ns),
                 handle,
             };
             let bindings = Arc::make_mut(&mut tracked.bindings);
@@ -114,5 +115,6 @@ fn unused_handle(own: &Arc<Netns>) -> Handle {
         fd: u32::MAX,
         peer: 0,
         runtime_end: None,
+        open_at_ns: Arc::default(),
     }
 }

@@ -86,6 +86,12 @@ impl Daemon {
 
     /// Starts the process without waiting for anything.
     pub fn spawn(&mut self) -> Result<Instant> {
+        let log = log_file(&self.log_path())?;
+        self.spawn_with_stderr(log.into())
+    }
+
+    /// [`Self::spawn`] with its log elsewhere.
+    pub fn spawn_with_stderr(&mut self, stderr: Stdio) -> Result<Instant> {
         let mut command = Command::new(binary("nri-leased")?);
         command
             .arg("--config")
@@ -96,7 +102,7 @@ impl Daemon {
             .arg(self.run_dir())
             .stdin(Stdio::null())
             .stdout(log_file(&self.log_path())?)
-            .stderr(log_file(&self.log_path())?);
+            .stderr(stderr);
         for socket in &self.nri_sockets {
             command.arg("--nri-socket").arg(socket);
         }

@@ -15,9 +15,12 @@ pub mod daemon;
 pub mod gobin;
 pub mod jsonl;
 pub mod plugin;
+pub mod pressure;
 pub mod process;
+pub mod registry;
 pub mod runner;
 pub mod scratch;
 pub mod wait;
 
-pub use anyhow::{Context, Result, anyhow, bail, ensure};
+pub use anyhow::{Context, Error, Result, anyhow, bail, ensure};
+pub use nix::sys::signal::Signal;

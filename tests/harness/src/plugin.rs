@@ -63,6 +63,8 @@ pub struct PluginOptions {
     pub idle: bool,
     /// As a validator, refuse containers unless these plugins are listed.
     pub require: Vec<String>,
+    /// A second plugin of this name in the same process, see [`Plugin::second`].
+    pub second: Option<String>,
 }
 
 impl PluginOptions {
@@ -77,6 +79,7 @@ impl PluginOptions {
             isolated: false,
             idle: false,
             require: vec![],
+            second: None,
         }
     }
 }
@@ -94,6 +97,29 @@ pub enum Fault {
     Disconnect { reconnect_after: Option<Duration> },
     /// Answers with an error.
     Refuse(String),
+}
+
+impl Fault {
+    fn order(&self, event: &str) -> Value {
+        let mut order = json!({"at": event});
+        match self {
+            Self::Sleep(time) => {
+                order["do"] = "sleep".into();
+                order["ms"] = millis(*time);
+            }
+            Self::Exit => order["do"] = "exit".into(),
+            Self::Kill => order["do"] = "kill".into(),
+            Self::Disconnect { reconnect_after } => {
+                order["do"] = "disconnect".into();
+                order["reconnect_ms"] = reconnect_after.map_or_else(|| (-1).into(), millis);
+            }
+            Self::Refuse(text) => {
+                order["do"] = "refuse".into();
+                order["text"] = text.clone().into();
+            }
+        }
+        order
+    }
 }
 
 /// One thing the plugin completed. Times are CLOCK_BOOTTIME nanoseconds.
@@ -155,6 +181,12 @@ pub struct PluginStatus {
     pub synchronized: bool,
     /// Connections opened so far.
     pub connections: u64,
+    /// The socket of the current one; 0: none.
+    #[serde(default)]
+    pub inode: u64,
+    /// Of [`Plugin::share`].
+    #[serde(default)]
+    child: i32,
     /// Name and version that the runtime told.
     pub runtime: String,
     #[serde(default)]
@@ -168,6 +200,53 @@ pub struct Plugin {
     process: JsonProcess,
     pid: i32,
     record: PathBuf,
+    second_record: Option<PathBuf>,
+}
+
+/// The second plugin of a process that hosts two.
+pub struct Second<'a>(&'a Plugin);
+
+impl Second<'_> {
+    /// How it sees itself.
+    pub fn status(&self) -> Result<PluginStatus> {
+        self.0.order(json!({"cmd": "status", "second": true}))
+    }
+
+    /// Waits until it has completed Synchronize on its current connection.
+    pub fn wait_synchronized(&self) -> Result<PluginStatus> {
+        wait_for("the second plugin to be synchronised", PATIENCE, || {
+            self.status().ok().filter(|s| s.synchronized)
+        })
+    }
+
+    /// As [`Plugin::fault`].
+    pub fn fault(&self, event: &str, fault: &Fault) -> Result<()> {
+        let order = json!({"cmd": "fault", "second": true, "fault": fault.order(event)});
+        self.0.order(order).map(drop)
+    }
+
+    /// As [`Plugin::connect`].
+    pub fn connect(&self) -> Result<()> {
+        self.0
+            .order(json!({"cmd": "connect", "second": true}))
+            .map(drop)
+    }
+
+    /// As [`Plugin::disconnect`].
+    pub fn disconnect(&self, reconnect_after: Option<Duration>) -> Result<()> {
+        let ms: Value = reconnect_after.map_or_else(|| (-1).into(), millis);
+        self.0
+            .order(json!({"cmd": "disconnect", "second": true, "reconnect_ms": ms}))
+            .map(drop)
+    }
+
+    /// Everything it completed.
+    pub fn record(&self) -> Result<Vec<Entry>> {
+        match &self.0.second_record {
+            Some(path) => read_record(path),
+            None => Ok(vec![]),
+        }
+    }
 }
 
 impl Plugin {
@@ -202,6 +281,14 @@ impl Plugin {
         if !options.require.is_empty() {
             command.args(["-require", &options.require.join(",")]);
         }
+        let second_record = options
+            .second
+            .as_ref()
+            .map(|name| dir.join(format!("{name}.record")));
+        if let (Some(name), Some(record)) = (&options.second, &second_record) {
+            command.args(["-second", name]).arg("-second-record");
+            command.arg(record);
+        }
         let process = JsonProcess::start(&options.name, &mut command)?;
         let pid = if options.isolated {
             process::only_child(process.pid())?
@@ -212,6 +299,7 @@ impl Plugin {
             process,
             pid,
             record,
+            second_record,
         })
     }
 
@@ -233,6 +321,23 @@ impl Plugin {
             bail!("plugin: {}", status.error);
         }
         Ok(status)
+    }
+
+    /// The other plugin of this process.
+    pub fn second(&self) -> Second<'_> {
+        Second(self)
+    }
+
+    /// Starts a child that inherits the connection and does nothing; its pid. The caller ends it.
+    pub fn share(&self) -> Result<i32> {
+        Ok(self.order(json!({"cmd": "share"}))?.child)
+    }
+
+    /// Ends like a plugin that was told to: without an error, and its connection closed.
+    pub fn quit(&mut self) -> Result<()> {
+        // It ends before it can answer.
+        let _ = self.process.send(json!({"cmd": "quit"}))?;
+        self.wait_ended()
     }
 
     /// Its pid in our pid namespace (the host's), also when isolated.
@@ -273,24 +378,7 @@ impl Plugin {
 
     /// Sets what goes wrong in the next `event`.
     pub fn fault(&self, event: &str, fault: &Fault) -> Result<()> {
-        let mut order = json!({"at": event});
-        match fault {
-            Fault::Sleep(time) => {
-                order["do"] = "sleep".into();
-                order["ms"] = millis(*time);
-            }
-            Fault::Exit => order["do"] = "exit".into(),
-            Fault::Kill => order["do"] = "kill".into(),
-            Fault::Disconnect { reconnect_after } => {
-                order["do"] = "disconnect".into();
-                order["reconnect_ms"] = reconnect_after.map_or_else(|| (-1).into(), millis);
-            }
-            Fault::Refuse(text) => {
-                order["do"] = "refuse".into();
-                order["text"] = text.clone().into();
-            }
-        }
-        self.order(json!({"cmd": "fault", "fault": order}))
+        self.order(json!({"cmd": "fault", "fault": fault.order(event)}))
             .map(drop)
     }
 

@@ -12,10 +12,12 @@ import (
 
 type order struct {
 	ID    int64  `json:"id"`
-	Cmd   string `json:"cmd"` // status, fault, clear, connect, disconnect, quit
+	Cmd   string `json:"cmd"` // status, fault, clear, connect, disconnect, share, quit
 	Fault fault  `json:"fault"`
 	// ReconnectMs, with disconnect, as in fault.
 	ReconnectMs int `json:"reconnect_ms"`
+	// Second: for the second plugin of this process.
+	Second bool `json:"second"`
 }
 
 type answer struct {
@@ -24,9 +26,11 @@ type answer struct {
 	linkStatus
 	Pid      int   `json:"pid"`
 	Recorded int64 `json:"recorded"`
+	// Child, with share: who has the connection, too.
+	Child int `json:"child,omitempty"`
 }
 
-func serveControl(_ context.Context, in io.Reader, out io.Writer, p *plugin) error {
+func serveControl(_ context.Context, in io.Reader, out io.Writer, hosted []*plugin) error {
 	orders := bufio.NewScanner(in)
 	answers := json.NewEncoder(out)
 	for orders.Scan() {
@@ -36,6 +40,10 @@ func serveControl(_ context.Context, in io.Reader, out io.Writer, p *plugin) err
 			a.Error = err.Error()
 		}
 		a.ID = o.ID
+		p := hosted[0]
+		if o.Second {
+			p = hosted[len(hosted)-1]
+		}
 		switch o.Cmd {
 		case "status":
 		case "fault":
@@ -46,6 +54,12 @@ func serveControl(_ context.Context, in io.Reader, out io.Writer, p *plugin) err
 			p.link.connect()
 		case "disconnect":
 			p.link.disconnect(o.ReconnectMs)
+		case "share":
+			child, err := p.link.share()
+			if err != nil {
+				a.Error = err.Error()
+			}
+			a.Child = child
 		case "quit":
 			os.Exit(0)
 		default:

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"log"
 	"net"
+	"os"
+	"os/exec"
 	"sync"
 	"time"
 
 	"github.com/containerd/nri/pkg/stub"
+	"golang.org/x/sys/unix"
 )
 
 const retryEvery = 20 * time.Millisecond
@@ -178,16 +181,70 @@ func (w *watched) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// share starts a child that inherits the current connection and does nothing.
+// It outlives this process; who asked for it has to end it.
+func (l *link) share() (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return 0, errors.New("no connection to share")
+	}
+	file, err := l.conn.(*watched).Conn.(*net.UnixConn).File()
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	child := exec.Command("sleep", "300")
+	child.ExtraFiles = []*os.File{file}
+	if err := child.Start(); err != nil {
+		return 0, err
+	}
+	return child.Process.Pid, nil
+}
+
+// inode of the current connection's socket; 0 while there is none.
+func (l *link) inode() uint64 {
+	if l.conn == nil {
+		return 0
+	}
+	raw, err := l.conn.(*watched).Conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0
+	}
+	var stat unix.Stat_t
+	_ = raw.Control(func(fd uintptr) { _ = unix.Fstat(int(fd), &stat) })
+	return stat.Ino
+}
+
+// launched serves the connection that the runtime has made before it started
+// this program, until that ends.
+func launched(p *plugin) {
+	l := newLink(p, "", "", "", false)
+	p.link = l
+	l.connections = 1
+	ended := make(chan struct{})
+	s, err := stub.New(p, stub.WithOnClose(func() { close(ended) }))
+	if err != nil {
+		log.Fatalf("stub: %v", err)
+	}
+	l.conn = &watched{} // only to say that there is one
+	if err := s.Start(context.Background()); err != nil {
+		log.Fatalf("launched: %v", err)
+	}
+	<-ended
+}
+
 type linkStatus struct {
 	Connected    bool   `json:"connected"`
 	Synchronized bool   `json:"synchronized"`
 	Connections  int64  `json:"connections"`
 	Runtime      string `json:"runtime"`
 	LastError    string `json:"last_error"`
+	Inode        uint64 `json:"inode"`
 }
 
 func (l *link) status() linkStatus {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return linkStatus{l.conn != nil && !l.trying, l.synced, l.connections, l.runtime, l.lastErr}
+	return linkStatus{l.conn != nil && !l.trying, l.synced, l.connections, l.runtime, l.lastErr, l.inode()}
 }

@@ -28,6 +28,8 @@ func main() {
 		reconnect = flag.Bool("reconnect", false, "connect again, every 20 ms, when the runtime goes away")
 		require   = flag.String("require", "", "as a validator, reject containers unless these plugins are listed (comma separated)")
 		idle      = flag.Bool("idle", false, "do not connect before told to")
+		second    = flag.String("second", "", "host a second plugin of this name in the same process; orders with second=true are for it")
+		record2   = flag.String("second-record", "", "file to append the second plugin's record to")
 	)
 	flag.Parse()
 	logrus.SetLevel(logrus.WarnLevel)
@@ -44,12 +46,27 @@ func main() {
 	if *require != "" {
 		p.require = strings.Split(*require, ",")
 	}
-	l := newLink(p, *name, *idx, *socket, *reconnect)
-	p.link = l
-	if !*idle {
-		l.connect()
+	if os.Getenv(api.PluginSocketEnvVar) != "" {
+		launched(p)
+		return
 	}
-	if err := serveControl(context.Background(), os.Stdin, os.Stdout, p); err != nil && err != io.EOF {
+	hosted := []*plugin{p}
+	p.link = newLink(p, *name, *idx, *socket, *reconnect)
+	if *second != "" {
+		rec, err := openRecord(*record2)
+		if err != nil {
+			log.Fatalf("--second-record: %v", err)
+		}
+		q := &plugin{mask: mask, record: rec, faults: newFaults()}
+		q.link = newLink(q, *second, *idx, *socket, *reconnect)
+		hosted = append(hosted, q)
+	}
+	if !*idle {
+		for _, p := range hosted {
+			p.link.connect()
+		}
+	}
+	if err := serveControl(context.Background(), os.Stdin, os.Stdout, hosted); err != nil && err != io.EOF {
 		log.Fatalf("control: %v", err)
 	}
 }
