@@ -45,4 +45,8 @@ pub struct HolderFacts {
     /// The process that registered it as its subject, when that was another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registered_by: Option<ProcessKey>,
+    /// The process that the registration named as its subject: the holder itself, or an ancestor
+    /// of it. While the holder has no NRI connection, a descendant of this one may take its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<ProcessKey>,
 }

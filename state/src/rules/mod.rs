@@ -7,6 +7,7 @@
 mod ban;
 mod event;
 mod holder_lost;
+mod holder_moved;
 mod lease;
 mod limits;
 mod load;
@@ -70,6 +71,13 @@ pub enum Command {
     },
     /// A process is gone; every lease that it held goes on without it.
     HolderLost { process: ProcessKey },
+    /// The holder that was registered as a subject turned out not to own the NRI connection, and a
+    /// descendant of the subject does: that one becomes the holder. No such holder is no error.
+    HolderMoved {
+        plugin: PluginName,
+        from: ProcessKey,
+        to: HolderFacts,
+    },
     /// Rule 5.
     Revoke {
         plugin: PluginName,
@@ -256,6 +264,9 @@ impl Command {
             Command::Renew { plugin, holders } => renew::renew(t, &plugin, &holders),
             Command::Release { plugin, processes } => release::release(t, &plugin, &processes),
             Command::HolderLost { process } => Ok(holder_lost::holder_lost(t, process)),
+            Command::HolderMoved { plugin, from, to } => {
+                holder_moved::holder_moved(t, &plugin, from, to)
+            }
             Command::Revoke {
                 plugin,
                 ban,

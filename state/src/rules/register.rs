@@ -177,16 +177,14 @@ fn joined(
     record
         .holders
         .retain(|h| h.facts.process.pid != facts.process.pid || h.facts.process == facts.process);
+    // The subject held it as long as nobody knew which descendant of it is the plugin.
+    if let Some(subject) = facts.subject.filter(|subject| *subject != facts.process) {
+        let stands_in = |h: &Holder| h.facts.process == subject && h.facts.subject == Some(subject);
+        record.holders.retain(|h| !stands_in(h));
+    }
     let is_known = |h: &Holder| h.facts.process == facts.process;
     if !record.holders.iter().any(is_known) {
-        if let Some(other) = record.holders.iter().find(|h| !may_join(&h.facts, &facts)) {
-            return Err(Refusal::OtherHolder {
-                plugin: record.plugin,
-                pid: other.facts.process.pid,
-                theirs: who(&other.facts),
-                ours: who(&facts),
-            });
-        }
+        refuse_other_holders(&record, &facts)?;
         if record.holders.len() >= t.limits.max_holders_per_lease {
             return Err(Refusal::Limit {
                 what: "holders of one lease",
@@ -231,13 +229,30 @@ fn add_holder(
 
 /// The daemon may know a pod by its uid only, for a while after its own restart; a holder in the
 /// same pod, or the process itself when it registers again, may have been known better.
-fn what_is_known(pod: PodIdentity, lease: &LeaseRecord) -> PodIdentity {
+pub(super) fn what_is_known(pod: PodIdentity, lease: &LeaseRecord) -> PodIdentity {
     if pod.namespace.is_some() && pod.name.is_some() {
         return pod;
     }
     let mut pods = lease.holders.iter().filter_map(|h| h.facts.pod.as_ref());
     let known = pods.find(|known| known.uid == pod.uid && known.name.is_some());
     known.cloned().unwrap_or(pod)
+}
+
+/// Rule 7, for a process that is no holder yet.
+pub(super) fn refuse_other_holders(
+    record: &LeaseRecord,
+    joining: &HolderFacts,
+) -> Result<(), Refusal> {
+    let mut holders = record.holders.iter();
+    match holders.find(|h| !may_join(&h.facts, joining)) {
+        None => Ok(()),
+        Some(other) => Err(Refusal::OtherHolder {
+            plugin: record.plugin.clone(),
+            pid: other.facts.process.pid,
+            theirs: who(&other.facts),
+            ours: who(joining),
+        }),
+    }
 }
 
 /// Rule 7. A pod whose namespace is not known yet is only known to be in the same one as itself.

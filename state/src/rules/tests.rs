@@ -98,6 +98,7 @@ fn facts(pid: u32, start_time: u64) -> HolderFacts {
         pod: None,
         connection_inode: None,
         registered_by: None,
+        subject: None,
     }
 }
 
@@ -329,6 +330,64 @@ fn a_second_holder_needs_the_same_uid_and_namespace() {
         });
     }
     node.done(register_as("a", 10, facts(7, 1))); // Nobody is there to object.
+}
+
+#[test]
+fn the_descendant_that_owns_the_connection_takes_its_wrappers_place() {
+    let mut node = Node::new();
+    let wrapper = HolderFacts {
+        subject: Some(process(100, 1)),
+        registered_by: Some(process(90, 1)),
+        ..facts(100, 1)
+    };
+    let child = HolderFacts {
+        process: process(101, 2),
+        pod: Some(pod("u1", Some("kube-system"), Some("dranet-x7k2p"))),
+        ..wrapper.clone()
+    };
+    node.done(register_as("a", 60, wrapper.clone()));
+    let moved = Command::HolderMoved {
+        plugin: name("a"),
+        from: process(100, 1),
+        to: child.clone(),
+    };
+    let applied = node.done(moved.clone());
+    assert_eq!(applied.durability, Durability::Soon);
+    let lease = node.state.lease("a").unwrap().clone();
+    assert_eq!(lease.holders.len(), 1);
+    assert_eq!(lease.holders[0].facts, child);
+    assert_eq!(lease.generation, 2);
+    assert_eq!(
+        lease.providers.len(),
+        1,
+        "its pod is a provider from now on"
+    );
+    assert!(node.done(moved).changes.is_empty(), "once is enough");
+
+    // Registering the same subject again finds the child at once, and no wrapper beside it.
+    node.done(register_as("b", 60, wrapper));
+    node.done(register_as("b", 60, child.clone()));
+    let lease = node.state.lease("b").unwrap();
+    assert_eq!(lease.holders.len(), 1);
+    assert_eq!(lease.holders[0].facts.process, process(101, 2));
+}
+
+#[test]
+fn a_descendant_that_may_not_join_the_other_holders_does_not_take_the_place() {
+    let mut node = Node::new();
+    node.done(register_as("a", 60, facts(50, 1)));
+    node.done(register("a", 60));
+    let (kind, text) = node.refused(Command::HolderMoved {
+        plugin: name("a"),
+        from: process(100, 1),
+        to: HolderFacts {
+            uid: 1000,
+            ..facts(101, 2)
+        },
+    });
+    assert_eq!(kind, RefusalKind::FailedPrecondition);
+    assert!(text.contains("uid 1000"), "{text}");
+    assert_eq!(node.state.lease("a").unwrap().holders.len(), 2);
 }
 
 #[test]

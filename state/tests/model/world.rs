@@ -423,6 +423,7 @@ fn command(cmd: &Cmd) -> Command {
                 pod: process.pod.as_ref().map(identity),
                 connection_inode: None,
                 registered_by: None,
+                subject: None,
             },
         },
         Cmd::Renew(plugin, who) => Command::Renew {
