@@ -1,6 +1,8 @@
 //! The Registry service, for plugins.
 //!
-//! A registration is [`RegistryService::register_plugin`], top to bottom.
+//! A registration is [`RegistryService::register_plugin`], top to bottom. A registration for
+//! another process names it as the subject; which of the subject's descendants is the plugin can
+//! become known later, see [`Followed`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,7 @@ use nri_lease_state::process::{HolderFacts, ProcessKey};
 use nri_lease_state::rules::{Command, Lease, Reply};
 use nri_lease_state::{PodIdentity, PodUid};
 use protobuf::MessageField;
+use tracing::warn;
 use ttrpc::Code;
 use ttrpc::r#async::{ServerStream, TtrpcContext};
 use ttrpc::error::get_rpc_status;
@@ -23,11 +26,16 @@ use super::convert::{self, denied, invalid, not_found};
 use super::peer::Peer;
 use super::server::Caller;
 use crate::daemon::Daemon;
+use crate::presence::ConnectionState;
 use crate::presence::proc::{self, ProcessFacts};
 
 /// How long a registration waits for the plugin's connection to be bound, so that the lease is not
 /// enforced against a plugin that is there. Past it the lease counts all the same.
 const SETTLE: Duration = Duration::from_secs(1);
+/// After a registration whose subject is not connected yet, the first look at its descendants; each
+/// later one after twice the time, until renewals take over.
+const FOLLOW_FIRST: Duration = Duration::from_millis(100);
+const FOLLOW_LONGEST: Duration = Duration::from_secs(30);
 
 /// The service of one connection.
 pub struct RegistryService {
@@ -57,19 +65,21 @@ impl RegistryService {
 
         self.may_register(peer, &plugin)?;
         let subject = self.subject(peer, &request.subject).await?;
+        let Subjected { named, facts } = subject;
         let holder = HolderFacts {
-            process: subject.key(),
-            uid: subject.uid,
-            cgroup: subject.cgroup.clone(),
-            pod: self.pod_of(&subject),
+            process: facts.key(),
+            uid: facts.uid,
+            cgroup: facts.cgroup.clone(),
+            pod: pod_of(&self.daemon, &facts),
             connection_inode: Some(request.connection_inode).filter(|inode| *inode != 0),
-            registered_by: Some(peer.process()).filter(|caller| *caller != subject.key()),
+            registered_by: Some(peer.process()).filter(|caller| *caller != facts.key()),
+            subject: named,
         };
         self.drop_dead_holders(&plugin).await;
         // Before the lease counts: the plugin may be connected already.
-        self.daemon.tracker.settle(subject.key(), SETTLE).await;
+        self.daemon.tracker.settle(facts.key(), SETTLE).await;
         let command = Command::Register {
-            plugin,
+            plugin: plugin.clone(),
             ttl,
             scope,
             mode,
@@ -82,12 +92,18 @@ impl RegistryService {
             return Err(unexpected());
         };
         // It may have ended before it was watched.
-        if proc::key_of(subject.pid).ok() != Some(subject.key()) {
-            let process = subject.key();
+        if proc::key_of(facts.pid).ok() != Some(facts.key()) {
+            let process = facts.key();
             self.daemon
                 .engine
                 .tell(Command::HolderLost { process })
                 .await;
+        }
+        let mut holders = lease.holders.iter();
+        if let Some(holder) = holders.find(|holder| holder.facts.process == facts.key())
+            && let Some(followed) = Followed::of(&self.daemon, &plugin, &holder.facts)
+        {
+            tokio::spawn(followed.until_renewed(renew_every(&lease)));
         }
         Ok(pb::RegisterResponse {
             renew_every: convert::pb_duration(renew_every(&lease)),
@@ -122,8 +138,7 @@ impl RegistryService {
                 ))),
             };
         }
-        let namespace = self
-            .pod_of(&peer.facts)
+        let namespace = pod_of(&self.daemon, &peer.facts)
             .and_then(|pod| pod.namespace)
             .unwrap_or_default();
         let allowed = config.registrar.iter().any(|entry| {
@@ -149,9 +164,12 @@ impl RegistryService {
 
     /// The process that becomes the holder: the caller, or the subject it names; of a wrapper, the
     /// descendant that owns the NRI connection.
-    async fn subject(&self, peer: &Peer, subject: &MessageField<Subject>) -> Answer<ProcessFacts> {
+    async fn subject(&self, peer: &Peer, subject: &MessageField<Subject>) -> Answer<Subjected> {
         let Some(subject) = subject.as_ref() else {
-            return Ok(peer.facts.clone());
+            return Ok(Subjected {
+                named: None,
+                facts: peer.facts.clone(),
+            });
         };
         if subject.pid == 0 {
             return Err(invalid(
@@ -172,21 +190,14 @@ impl RegistryService {
                 peer.facts.pid, named.pid
             )));
         }
-        let tracker = self.daemon.tracker.clone();
-        let pid = named.pid;
-        let owner = tokio::task::spawn_blocking(move || tracker.find_connection_owner(pid))
-            .await
-            .ok()
-            .flatten();
-        match owner {
-            Some(owner) if owner != named.key() => facts_of(owner.pid),
-            _ => Ok(named),
-        }
-    }
-
-    fn pod_of(&self, facts: &ProcessFacts) -> Option<PodIdentity> {
-        let uid = PodUid::try_from(facts.pod_uid.as_deref()?).ok()?;
-        Some(self.daemon.pods.identity(uid))
+        let facts = match connection_owner(&self.daemon, named.key()).await {
+            Some(owner) if owner != named.key() => facts_of(owner.pid)?,
+            _ => named.clone(),
+        };
+        Ok(Subjected {
+            named: Some(named.key()),
+            facts,
+        })
     }
 
     /// The holders of a lease that the caller may speak for, or the one it names.
@@ -194,7 +205,7 @@ impl RegistryService {
         &self,
         plugin: &PluginName,
         subject: &MessageField<Subject>,
-    ) -> Answer<Vec<ProcessKey>> {
+    ) -> Answer<Vec<HolderFacts>> {
         let peer = self.peer()?;
         let Some(lease) = self.daemon.live_lease(plugin.as_str()) else {
             return Ok(Vec::new());
@@ -205,9 +216,13 @@ impl RegistryService {
             .iter()
             .filter(|holder| {
                 let process = holder.facts.process;
+                // By its own pid, or by that of the wrapper it was registered as.
                 let wanted = named.is_none_or(|subject| {
-                    subject.pid == process.pid
-                        && (subject.start_time == 0 || subject.start_time == process.start_time)
+                    let mut names = [Some(process), holder.facts.subject].into_iter().flatten();
+                    names.any(|known| {
+                        subject.pid == known.pid
+                            && (subject.start_time == 0 || subject.start_time == known.start_time)
+                    })
                 });
                 wanted
                     && (holder.facts.registered_by == Some(peer.process())
@@ -215,16 +230,22 @@ impl RegistryService {
                             facts.key() == process && peer.may_speak_for(&facts)
                         }))
             })
-            .map(|holder| holder.facts.process)
+            .map(|holder| holder.facts.clone())
             .collect())
     }
 
     async fn renew_lease(&self, request: &pb::RenewRequest) -> Answer<pb::RenewResponse> {
         let plugin = convert::plugin_name(&request.plugin)?;
-        let holders = self.holders_of(&plugin, &request.subject)?;
-        for holder in &holders {
-            let (tracker, holder) = (self.daemon.tracker.clone(), *holder);
-            tokio::spawn(async move { tracker.rescan_now(holder).await });
+        let mut holders = Vec::new();
+        for holder in self.holders_of(&plugin, &request.subject)? {
+            let followed = Followed::of(&self.daemon, &plugin, &holder);
+            let process = match followed {
+                Some(followed) => followed.look().await.unwrap_or(holder.process),
+                None => holder.process,
+            };
+            let tracker = self.daemon.tracker.clone();
+            tokio::spawn(async move { tracker.rescan_now(process).await });
+            holders.push(process);
         }
         let command = Command::Renew { plugin, holders };
         let reply = self.daemon.engine.carry_out(command).await;
@@ -250,6 +271,116 @@ impl RegistryService {
 
 fn renew_every(lease: &Lease) -> Duration {
     lease.settings.ttl.get() / 3
+}
+
+/// The process that becomes the holder.
+struct Subjected {
+    /// The one that the caller named, if it named one.
+    named: Option<ProcessKey>,
+    /// That one, a descendant of it, or the caller.
+    facts: ProcessFacts,
+}
+
+/// A holder that was registered as a subject and has no NRI connection: a descendant of the
+/// subject may be the plugin, and takes its place once it is connected.
+struct Followed {
+    daemon: Arc<Daemon>,
+    plugin: PluginName,
+    holder: HolderFacts,
+    subject: ProcessKey,
+}
+
+impl Followed {
+    /// None when there is nothing to find out.
+    fn of(daemon: &Arc<Daemon>, plugin: &PluginName, holder: &HolderFacts) -> Option<Self> {
+        let subject = holder.subject?;
+        if holder.connection_inode.is_some() || is_connected(daemon, &holder.process) {
+            return None;
+        }
+        Some(Self {
+            daemon: daemon.clone(),
+            plugin: plugin.clone(),
+            holder: holder.clone(),
+            subject,
+        })
+    }
+
+    /// Looks once; the new holder, if the place has changed hands.
+    async fn look(&self) -> Option<ProcessKey> {
+        let owner = connection_owner(&self.daemon, self.subject).await?;
+        if owner == self.holder.process {
+            return None;
+        }
+        let facts = ProcessFacts::read(owner.pid).ok()?;
+        if facts.key() != owner {
+            return None;
+        }
+        let to = HolderFacts {
+            process: owner,
+            uid: facts.uid,
+            cgroup: facts.cgroup.clone(),
+            pod: pod_of(&self.daemon, &facts),
+            ..self.holder.clone()
+        };
+        self.daemon.tracker.settle(owner, SETTLE).await;
+        let command = Command::HolderMoved {
+            plugin: self.plugin.clone(),
+            from: self.holder.process,
+            to,
+        };
+        match self.daemon.engine.carry_out(command).await {
+            Ok(_) => Some(owner),
+            Err(error) => {
+                warn!(plugin = %self.plugin, pid = owner.pid, %error, "the process that owns the \
+                    connection cannot become the holder");
+                None
+            }
+        }
+    }
+
+    /// Looks again and again, less and less often: a child is usually connected within a moment,
+    /// and the first renewal can be minutes away.
+    async fn until_renewed(self, renewed_in: Duration) {
+        let mut pause = FOLLOW_FIRST;
+        let mut waited = Duration::ZERO;
+        while waited < renewed_in.min(FOLLOW_LONGEST) {
+            tokio::time::sleep(pause).await;
+            waited += pause;
+            pause *= 2;
+            let lease = self.daemon.live_lease(self.plugin.as_str());
+            let holds = lease.is_some_and(|lease| {
+                let mut holders = lease.holders.iter();
+                holders.any(|holder| holder.facts.process == self.holder.process)
+            });
+            let settled = !holds || is_connected(&self.daemon, &self.holder.process);
+            if settled || self.look().await.is_some() {
+                return;
+            }
+        }
+    }
+}
+
+/// Whether a process has a connection to a runtime that is open, as far as was seen.
+fn is_connected(daemon: &Daemon, process: &ProcessKey) -> bool {
+    let connections = daemon.tracker.view().connections(process);
+    let mut states = connections.iter().map(|connection| connection.state);
+    states.any(|state| state != ConnectionState::Broken)
+}
+
+/// The process that owns an NRI connection: the one named, else a descendant of it.
+async fn connection_owner(daemon: &Daemon, of: ProcessKey) -> Option<ProcessKey> {
+    let tracker = daemon.tracker.clone();
+    let found = tokio::task::spawn_blocking(move || {
+        let owner = tracker.find_connection_owner(of.pid)?;
+        // Its pid may belong to another process by now, whose descendants are none of its own.
+        (proc::key_of(of.pid).ok()? == of).then_some(owner)
+    });
+    found.await.ok().flatten()
+}
+
+fn pod_of(daemon: &Daemon, facts: &ProcessFacts) -> Option<PodIdentity> {
+    let uid = PodUid::try_from(facts.pod_uid.as_deref()?).ok()?;
+    Some(daemon.pods.identity(uid))
 }
 
 fn facts_of(pid: u32) -> Answer<ProcessFacts> {
@@ -307,7 +438,8 @@ impl Registry for RegistryService {
         request: pb::ReleaseRequest,
     ) -> Answer<pb::ReleaseResponse> {
         let plugin = convert::plugin_name(&request.plugin)?;
-        let processes = self.holders_of(&plugin, &request.subject)?;
+        let holders = self.holders_of(&plugin, &request.subject)?;
+        let processes = holders.iter().map(|holder| holder.process).collect();
         let command = Command::Release { plugin, processes };
         let reply = self.daemon.engine.carry_out(command).await;
         let Reply::Released {
