@@ -335,44 +335,38 @@ fn start_nri_thread(daemon: &Arc<Daemon>, hooks: Arc<Hooks>) -> io::Result<()> {
 }
 
 /// A runtime has told us its pods.
+///
+/// In the order of the queue, so that what hooks report after it is newer. The grace of a reboot
+/// begins first; the pods of holders are learnt before it matters who is exempt; pins are compared
+/// last, when the sandboxes are known.
 async fn synchronized(daemon: &Daemon, runtime: RuntimeId, sandboxes: Vec<PodSandbox>) {
     let socket = daemon.socket_of(runtime);
-    daemon.pods.replace(runtime, &sandboxes);
-    let engine = &daemon.engine;
-    engine.tell(Command::RuntimeSynchronized).await;
-    let learned = sandboxes
-        .iter()
-        .filter_map(|pod| {
-            let uid = PodUid::try_from(pod.uid.as_str()).ok()?;
-            Some(pods::identity(pod, uid))
-        })
-        .collect();
-    engine.tell(Command::LearnPods { pods: learned }).await;
-    let snapshot = engine.snapshot();
     let now = daemon.clock.now();
-    let present = sandboxes
-        .iter()
-        .map(|pod| PresentSandbox {
-            sandbox: sandbox_pod(&socket, pod),
-            covered_by: covering(&snapshot, pod, now.boottime),
-        })
-        .collect();
-    engine
-        .tell(Command::SandboxesSynchronized {
+    let snapshot = daemon.engine.snapshot();
+    daemon.pods.replace(runtime, &sandboxes);
+    let uid = |pod: &PodSandbox| PodUid::try_from(pod.uid.as_str()).ok();
+    let learned = |pod| Some(pods::identity(pod, uid(pod)?));
+    let present = |pod: &PodSandbox| PresentSandbox {
+        sandbox: sandbox_pod(&socket, pod),
+        covered_by: covering(&snapshot, pod, now.boottime),
+    };
+    let commands = [
+        Command::RuntimeSynchronized,
+        Command::LearnPods {
+            pods: sandboxes.iter().filter_map(learned).collect(),
+        },
+        Command::SandboxesSynchronized {
             runtime: socket.clone(),
-            present,
-        })
-        .await;
-    let uids = sandboxes
-        .iter()
-        .filter_map(|pod| PodUid::try_from(pod.uid.as_str()).ok())
-        .collect();
-    engine
-        .tell(Command::PodsSeen {
+            present: sandboxes.iter().map(present).collect(),
+        },
+        Command::PodsSeen {
             runtime: socket.clone(),
-            present: uids,
-        })
-        .await;
+            present: sandboxes.iter().filter_map(uid).collect(),
+        },
+    ];
+    for command in commands {
+        daemon.engine.tell(command).await;
+    }
     daemon.events.tell(Event::new(
         EventKind::EVENT_KIND_RUNTIME_CONNECTED,
         format!("synchronised with {socket}, {} pods", sandboxes.len()),

@@ -8,10 +8,25 @@ use nri_lease_state::{PodIdentity, PodUid};
 
 use crate::presence::RuntimeId;
 
-/// Known sandboxes by runtime and id.
+/// Known sandboxes.
 #[derive(Debug, Default)]
 pub struct Pods {
-    known: Mutex<HashMap<(RuntimeId, String), PodSandbox>>,
+    known: Mutex<Known>,
+}
+
+/// By runtime and id, with the order in which they became known.
+#[derive(Debug, Default)]
+struct Known {
+    sandboxes: HashMap<(RuntimeId, String), (u64, PodSandbox)>,
+    next: u64,
+}
+
+impl Known {
+    fn insert(&mut self, runtime: RuntimeId, pod: PodSandbox) {
+        self.next += 1;
+        self.sandboxes
+            .insert((runtime, pod.id.clone()), (self.next, pod));
+    }
 }
 
 /// Pods beyond this are not remembered; a node runs a few hundred.
@@ -21,36 +36,44 @@ impl Pods {
     /// All pods of a runtime, at its synchronisation.
     pub fn replace(&self, runtime: RuntimeId, pods: &[PodSandbox]) {
         let mut known = self.lock();
-        known.retain(|(of, _), _| *of != runtime);
+        known.sandboxes.retain(|(of, _), _| *of != runtime);
         for pod in pods.iter().take(MAX_PODS) {
-            known.insert((runtime, pod.id.clone()), pod.clone());
+            known.insert(runtime, pod.clone());
         }
     }
 
     /// A sandbox has started.
     pub fn add(&self, runtime: RuntimeId, pod: PodSandbox) {
         let mut known = self.lock();
-        if known.len() < MAX_PODS {
-            known.insert((runtime, pod.id.clone()), pod);
+        if known.sandboxes.len() < MAX_PODS {
+            known.insert(runtime, pod);
         }
     }
 
     /// A sandbox is gone.
     pub fn remove(&self, sandbox_id: &str) {
-        self.lock().retain(|(_, id), _| id != sandbox_id);
+        self.lock().sandboxes.retain(|(_, id), _| id != sandbox_id);
     }
 
-    /// The newest known sandbox of a pod.
+    /// Of the sandboxes that are wanted, the one that became known last: a pod that lost its
+    /// sandbox has two until the old one is removed.
     pub fn find(&self, wanted: impl Fn(&PodSandbox) -> bool) -> Option<(RuntimeId, PodSandbox)> {
         self.lock()
+            .sandboxes
             .iter()
-            .find(|(_, pod)| wanted(pod))
-            .map(|((runtime, _), pod)| (*runtime, pod.clone()))
+            .filter(|(_, (_, pod))| wanted(pod))
+            .max_by_key(|(_, (order, _))| *order)
+            .map(|((runtime, _), (_, pod))| (*runtime, pod.clone()))
     }
 
     /// Number of sandboxes of a runtime.
     pub fn count(&self, runtime: RuntimeId) -> usize {
-        self.lock().keys().filter(|(of, _)| *of == runtime).count()
+        let known = self.lock();
+        known
+            .sandboxes
+            .keys()
+            .filter(|(of, _)| *of == runtime)
+            .count()
     }
 
     /// What is known of the pod with this uid, at least the uid.
@@ -66,7 +89,7 @@ impl Pods {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(RuntimeId, String), PodSandbox>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -82,5 +105,31 @@ pub fn identity(pod: &PodSandbox, uid: PodUid) -> PodIdentity {
             .iter()
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sandbox(id: &str, uid: &str) -> PodSandbox {
+        PodSandbox {
+            id: id.to_owned(),
+            uid: uid.to_owned(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_pod_with_two_sandboxes_is_found_by_the_newer_one() {
+        let pods = Pods::default();
+        let runtime = RuntimeId(0);
+        for round in 0..20 {
+            pods.add(runtime, sandbox(&format!("s{round}"), "u"));
+            let (_, found) = pods.find(|pod| pod.uid == "u").unwrap();
+            assert_eq!(found.id, format!("s{round}"));
+        }
+        pods.remove("s19");
+        assert_eq!(pods.find(|pod| pod.uid == "u").unwrap().1.id, "s18");
     }
 }
