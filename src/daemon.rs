@@ -1,6 +1,6 @@
 //! What the services share, and how a lease is described to people.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use nri_lease_proto::lease::types as pb;
@@ -13,8 +13,8 @@ use protobuf::{EnumOrUnknown, MessageField};
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::enforce::evidence::{Evidence, Live, Missing};
-use crate::enforce::hooks::PublishedVerdicts;
-use crate::enforce::listings::Verdicts;
+use crate::enforce::hooks::PublishedListings;
+use crate::enforce::listings::Listings;
 use crate::enforce::record::{Ring, Totals};
 use crate::enforce::text;
 use crate::engine::Engine;
@@ -36,7 +36,7 @@ pub struct Daemon {
     pub events: Events,
     pub ring: Arc<Ring>,
     pub totals: Arc<Totals>,
-    pub verdicts: PublishedVerdicts,
+    pub listings: PublishedListings,
     pub clock: SystemClock,
     pub config: arc_swap::ArcSwap<Config>,
     pub started_at: SystemTime,
@@ -70,17 +70,25 @@ impl Daemon {
             .map(|status| status.id)
     }
 
+    /// What the runtime's lists have told, as a request that comes now would find it.
+    pub fn listings_of(&self, runtime: RuntimeId) -> Mutex<Listings> {
+        let published = self.listings.load();
+        let mut listings = published
+            .get(&runtime)
+            .map_or_else(Listings::default, |listings| Listings::clone(listings));
+        listings.begin();
+        Mutex::new(listings)
+    }
+
     /// Why the plugin counts as missing now; None when it is present for every runtime that is
     /// connected.
     pub fn missing_reason(&self, lease: &Lease, now: &Now) -> Option<String> {
         let view = self.tracker.view();
-        let verdicts = self.verdicts.load();
-        let none = Verdicts::default();
         let mut any = false;
         for runtime in self.connected_runtimes() {
             any = true;
-            let verdicts = verdicts.get(&runtime).unwrap_or(&none);
-            let evidence = Live::outside_hooks(&view, runtime).with_verdicts(verdicts);
+            let listings = self.listings_of(runtime);
+            let evidence = Live::outside_hooks(&view, runtime, Some(&listings));
             if let Err(missing) = evidence.present(&lease.plugin, Some(lease)) {
                 return Some(text::missing_briefly(&missing, Some(lease), now));
             }

@@ -24,9 +24,10 @@ use tracing::{error, info, warn};
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::enforce::decision::Verdict;
-use crate::enforce::hooks::{Hooks, PublishedVerdicts, covering};
+use crate::enforce::decision::{Verdict, required_for_sandbox};
+use crate::enforce::hooks::{Hooks, PublishedListings};
 use crate::enforce::policy::Policy;
+use crate::enforce::question::pod_view;
 use crate::enforce::record::{Ring, Totals, Trace};
 use crate::enforce::snapshot::{Published, Snapshot};
 use crate::engine::{self, Engine, Parts};
@@ -162,14 +163,14 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
 
     let (traces, trace_queue) = mpsc::channel(TRACES);
     let totals = Arc::new(Totals::default());
-    let verdicts = PublishedVerdicts::default();
+    let listings = PublishedListings::default();
     let hooks = Arc::new(Hooks {
         published,
         view: tracker.view_cell(),
         clock: clock.clone(),
         totals: totals.clone(),
         traces,
-        verdicts: verdicts.clone(),
+        listings: listings.clone(),
     });
     let daemon = Arc::new(Daemon {
         engine,
@@ -182,7 +183,7 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
         events,
         ring: Arc::new(Ring::default()),
         totals,
-        verdicts,
+        listings,
         clock,
         config: ArcSwap::from_pointee(config),
         started_at: SystemTime::now(),
@@ -348,7 +349,7 @@ async fn synchronized(daemon: &Daemon, runtime: RuntimeId, sandboxes: Vec<PodSan
     let learned = |pod| Some(pods::identity(pod, uid(pod)?));
     let present = |pod: &PodSandbox| PresentSandbox {
         sandbox: sandbox_pod(&socket, pod),
-        covered_by: covering(&snapshot, pod, now.boottime),
+        covered_by: required_for_sandbox(&snapshot, pod_view(pod), &now),
     };
     let commands = [
         Command::RuntimeSynchronized,

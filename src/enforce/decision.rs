@@ -83,87 +83,92 @@ struct Unmet<'a> {
     missing: Missing,
 }
 
+/// What was looked at, for people; nothing is written where nobody reads.
+struct Notes<'a>(Option<&'a mut Vec<String>>);
+
+impl Notes<'_> {
+    fn add(&mut self, step: impl FnOnce() -> String) {
+        if let Some(steps) = &mut self.0 {
+            steps.push(step());
+        }
+    }
+}
+
 /// Decides. `steps` collects, for people, what was looked at.
 pub fn decide(
     snapshot: &Snapshot,
     request: &Request<'_>,
     evidence: &dyn Evidence,
     now: &Now,
-    mut steps: Option<&mut Vec<String>>,
+    steps: Option<&mut Vec<String>>,
 ) -> Decision {
-    let mut note = |step: &dyn Fn() -> String| {
-        if let Some(steps) = steps.as_deref_mut() {
-            steps.push(step());
-        }
+    let mut notes = Notes(steps);
+    let listed = |plugin: &PluginName| evidence.listed(plugin);
+    let (required, malformed) = match requirements(snapshot, request, &listed, now, &mut notes) {
+        Ok(required) => (required, None),
+        Err(problem) => (Vec::new(), Some(problem)),
     };
-
-    let required = match requirements(snapshot, request, evidence, now, &mut note) {
-        Ok(required) => required,
-        Err(problem) => return malformed(snapshot, request, now, problem, &mut note),
-    };
-    let covered = !required.is_empty();
-    let mut unmet = Vec::new();
-    for (plugin, lease, cause) in required {
-        match evidence_for(evidence, &plugin, lease, &cause) {
-            Ok(()) => note(&|| format!("plugin {plugin}: required ({}), present", why(&cause))),
-            Err(missing) => {
-                note(&|| {
-                    format!(
-                        "plugin {plugin}: required ({}), missing: {}",
-                        why(&cause),
-                        text::missing_briefly(&missing, lease, now)
-                    )
-                });
-                unmet.push(Unmet {
-                    plugin,
-                    lease,
-                    cause,
-                    missing,
-                });
-            }
-        }
-    }
+    let covered = !required.is_empty() || malformed.is_some();
+    let unmet = unmet(required, evidence, now, &mut notes);
     let missing = unmet
         .iter()
         .map(|one| {
-            let why = text::missing_briefly(&one.missing, one.lease, now);
-            (one.plugin.clone(), why)
+            let reason = text::missed(&one.missing, one.lease, now);
+            (one.plugin.clone(), reason)
         })
-        .collect::<Vec<_>>();
-    let objection = objection(snapshot, request, &unmet, now, &mut note);
-    let Some(objection) = objection else {
-        note(&|| "nothing is missing: admitted".to_owned());
+        .collect();
+    let objections = objections(snapshot, request, malformed, &unmet, now, &mut notes);
+    // One that is enforced speaks for all, and rather one that is sure.
+    let enforced = |one: &Objection| !one.audit_only;
+    let strongest = objections
+        .iter()
+        .position(|one| enforced(one) && !one.in_doubt)
+        .or_else(|| objections.iter().position(enforced));
+    let Some(objection) = objections.into_iter().nth(strongest.unwrap_or(0)) else {
+        notes.add(|| "nothing is missing: admitted".to_owned());
+        let text = match covered {
+            true => "every required plugin is present",
+            false => "no lease covers it",
+        };
         return Decision {
             verdict: Verdict::Admit,
             plugin: None,
-            text: if covered {
-                "every required plugin is present".to_owned()
-            } else {
-                "no lease covers it".to_owned()
-            },
+            text: text.to_owned(),
             covered,
             missing,
         };
     };
-    let verdict = judge(snapshot, request, &objection, now, &mut note);
+    let (verdict, text) = judge(snapshot, request, &objection, now, &mut notes);
     Decision {
-        verdict: verdict.0,
+        verdict,
         plugin: objection.plugin,
-        text: verdict.1.unwrap_or(objection.text),
+        text,
         covered: true,
         missing,
     }
 }
 
+/// The plugins that a sandbox needs, by lease, pin or annotation, whether they are there or not.
+pub fn required_for_sandbox(snapshot: &Snapshot, pod: PodView<'_>, now: &Now) -> Vec<PluginName> {
+    let request = Request {
+        pod,
+        container: None,
+        unvetted: &[],
+        may_refuse_sandbox: true,
+    };
+    // A malformed annotation requires nobody in particular.
+    let required = requirements(snapshot, &request, &|_| None, now, &mut Notes(None));
+    let plugins = required.unwrap_or_default().into_iter();
+    plugins.map(|(plugin, ..)| plugin).collect()
+}
+
 /// What speaks against a request.
 struct Objection {
-    /// None: the leases are lost, so it is not known who is missing.
+    /// None: it is not known, or does not matter, who is missing.
     plugin: Option<PluginName>,
     text: String,
-    /// None of the leases concerned is in enforce mode.
+    /// The lease concerned is in audit mode.
     audit_only: bool,
-    /// It is about this sandbox having been missed, not about the plugin being away.
-    unvetted: bool,
     /// Whose connection was lost is not known yet, and only a container can show it: refusing
     /// sandboxes until then could be for ever.
     in_doubt: bool,
@@ -175,9 +180,9 @@ type Required<'a> = Vec<(PluginName, Option<&'a Lease>, Cause)>;
 fn requirements<'a>(
     snapshot: &'a Snapshot,
     request: &Request<'_>,
-    evidence: &dyn Evidence,
+    listed: &dyn Fn(&PluginName) -> Option<bool>,
     now: &Now,
-    note: &mut dyn FnMut(&dyn Fn() -> String),
+    notes: &mut Notes<'_>,
 ) -> Result<Required<'a>, String> {
     let mut required: Required<'a> = Vec::new();
     let live = |plugin: &str| {
@@ -209,7 +214,7 @@ fn requirements<'a>(
         if covers {
             required.push((lease.plugin.clone(), Some(&**lease), Cause::Scope));
         } else {
-            note(&|| format!("plugin {}: its scope does not cover this", lease.plugin));
+            notes.add(|| format!("plugin {}: its scope does not cover this", lease.plugin));
         }
     }
     if snapshot.policy.required_plugins_annotation {
@@ -218,8 +223,12 @@ fn requirements<'a>(
             let lease = live(plugin.as_str());
             // Without a lease there is nobody to ask the kernel about: the runtime's list decides,
             // and where it has none (sandboxes, old runtimes) nothing can be said.
-            let decidable = lease.is_some() || evidence.listed(&plugin).is_some();
-            if decidable && !required.iter().any(|(p, ..)| *p == plugin) {
+            let decidable = lease.is_some() || listed(&plugin).is_some();
+            if !decidable {
+                notes.add(|| {
+                    format!("plugin {plugin}: annotated, but it has no lease to go by here")
+                });
+            } else if !required.iter().any(|(p, ..)| *p == plugin) {
                 let cause = Cause::Annotation {
                     key: nri_lease_state::required::REQUIRED_PLUGINS_ANNOTATION,
                 };
@@ -228,6 +237,37 @@ fn requirements<'a>(
         }
     }
     Ok(required)
+}
+
+fn unmet<'a>(
+    required: Required<'a>,
+    evidence: &dyn Evidence,
+    now: &Now,
+    notes: &mut Notes<'_>,
+) -> Vec<Unmet<'a>> {
+    let mut unmet = Vec::new();
+    for (plugin, lease, cause) in required {
+        let why = || match cause.describe() {
+            Some(cause) => cause,
+            None => "its lease covers this".to_owned(),
+        };
+        match evidence_for(evidence, &plugin, lease, &cause) {
+            Ok(()) => notes.add(|| format!("plugin {plugin}: required ({}), present", why())),
+            Err(missing) => {
+                notes.add(|| {
+                    let missing = text::missing_briefly(&missing, lease, now);
+                    format!("plugin {plugin}: required ({}), missing: {missing}", why())
+                });
+                unmet.push(Unmet {
+                    plugin,
+                    lease,
+                    cause,
+                    missing,
+                });
+            }
+        }
+    }
+    unmet
 }
 
 fn evidence_for(
@@ -243,127 +283,135 @@ fn evidence_for(
     }
 }
 
-fn why(cause: &Cause) -> String {
-    cause
-        .describe()
-        .unwrap_or_else(|| "its lease covers this".to_owned())
-}
-
-fn refusal(unmet: &Unmet<'_>, others: usize, now: &Now) -> String {
-    text::missing(
-        &unmet.plugin,
-        unmet.lease,
-        &unmet.cause,
-        &unmet.missing,
-        others,
-        now,
-    )
-}
-
-/// The strongest thing against the request, if there is any.
-fn objection(
+/// Everything that speaks against the request, the strongest first.
+fn objections(
     snapshot: &Snapshot,
     request: &Request<'_>,
+    malformed: Option<String>,
     unmet: &[Unmet<'_>],
     now: &Now,
-    note: &mut dyn FnMut(&dyn Fn() -> String),
-) -> Option<Objection> {
-    let is_audit = |one: &Unmet<'_>| {
-        one.lease
-            .is_some_and(|l| l.settings.mode == LeaseMode::Audit)
-    };
-    // One that is enforced speaks for all.
-    let in_doubt = |one: &Unmet<'_>| matches!(one.missing, Missing::InDoubt { .. });
-    let mut enforced = unmet.iter().filter(|one| !is_audit(one));
-    let first = enforced
-        .clone()
-        .find(|one| !in_doubt(one))
-        .or_else(|| enforced.next())
-        .or(unmet.first());
-    if let Some(first) = first {
-        return Some(Objection {
-            plugin: Some(first.plugin.clone()),
-            text: refusal(first, unmet.len() - 1, now),
-            audit_only: is_audit(first),
-            unvetted: false,
-            in_doubt: in_doubt(first),
-        });
-    }
-    if let Some(end) = snapshot.hold_until.filter(|end| now.boottime < *end) {
-        note(&|| {
-            "the lease store was lost: new pods wait for plugins to register again".to_owned()
-        });
-        return Some(Objection {
+    notes: &mut Notes<'_>,
+) -> Vec<Objection> {
+    let is_audit = |lease: &Lease| lease.settings.mode == LeaseMode::Audit;
+    let mut objections = Vec::new();
+    if let Some(problem) = malformed {
+        notes.add(|| problem.clone());
+        objections.push(Objection {
             plugin: None,
-            text: text::store_lost(now.until(end)),
+            text: text::malformed_annotation(&problem),
             audit_only: false,
-            unvetted: false,
             in_doubt: false,
         });
     }
-    if request.container.is_none() || snapshot.policy.unvetted_sandboxes == UnvettedSandboxes::Allow
-    {
-        return None;
+    for one in unmet {
+        let others = unmet.iter().map(|other| &other.plugin);
+        let others: Vec<_> = others.filter(|plugin| **plugin != one.plugin).collect();
+        objections.push(Objection {
+            plugin: Some(one.plugin.clone()),
+            text: text::missing(
+                &one.plugin,
+                one.lease,
+                &one.cause,
+                &one.missing,
+                &others,
+                now,
+            ),
+            audit_only: one.lease.is_some_and(is_audit),
+            in_doubt: matches!(one.missing, Missing::InDoubt { .. }),
+        });
     }
-    let (plugin, reason) = request.unvetted.iter().find(|(plugin, _)| {
-        snapshot
-            .state
-            .lease(plugin.as_str())
-            .is_some_and(|lease| lease.counts_at(now.boottime))
-    })?;
-    note(&|| format!("plugin {plugin}: has missed the sandbox ({reason})"));
-    Some(Objection {
-        plugin: Some(plugin.clone()),
-        text: text::unvetted(plugin, reason),
-        audit_only: false,
-        unvetted: true,
-        in_doubt: false,
-    })
+    if let Some(end) = snapshot.hold_until.filter(|end| now.boottime < *end) {
+        notes.add(|| {
+            "the lease store was lost: new pods wait for plugins to register again".to_owned()
+        });
+        objections.push(Objection {
+            plugin: None,
+            text: text::store_lost(now.until(end)),
+            audit_only: false,
+            in_doubt: false,
+        });
+    }
+    let reject_unvetted = snapshot.policy.unvetted_sandboxes == UnvettedSandboxes::Reject;
+    if request.container.is_none() || !reject_unvetted {
+        return objections;
+    }
+    for (plugin, reason) in request.unvetted {
+        let lease = snapshot.state.lease(plugin.as_str());
+        let Some(lease) = lease.filter(|lease| lease.counts_at(now.boottime)) else {
+            continue;
+        };
+        notes.add(|| format!("plugin {plugin}: has missed the sandbox ({reason})"));
+        objections.push(Objection {
+            plugin: Some(plugin.clone()),
+            text: text::unvetted(plugin, reason, &request.pod),
+            audit_only: is_audit(lease),
+            in_doubt: false,
+        });
+    }
+    objections
 }
 
 /// What becomes of a request that something speaks against: DESIGN's exemptions, in their order.
-/// A text replaces the objection's.
+///
+/// A pause and audit mode are named first, but what passes for another reason as well is no
+/// would-be rejection: `audit` lists what would be refused, no more and no less.
 fn judge(
     snapshot: &Snapshot,
     request: &Request<'_>,
     objection: &Objection,
     now: &Now,
-    note: &mut dyn FnMut(&dyn Fn() -> String),
-) -> (Verdict, Option<String>) {
-    if let Some(pause) = snapshot
-        .state
-        .pause()
-        .filter(|pause| pause.counts_at(now.boottime))
-    {
-        let text = format!(
-            "enforcement is paused ({}): {}",
-            pause.reason, objection.text
-        );
-        note(&|| "exemption: enforcement is paused".to_owned());
-        return (Verdict::WouldReject, Some(text));
-    }
-    if snapshot.policy.mode == Mode::Audit || objection.audit_only {
-        let text = format!("audit mode: {}", objection.text);
-        note(&|| "exemption: audit mode".to_owned());
-        return (Verdict::WouldReject, Some(text));
-    }
-    if let Some(exemption) = exemption(snapshot, request, now) {
-        note(&|| format!("exemption: {exemption}"));
-        return (Verdict::Exempt, Some(exemption.to_string()));
+    notes: &mut Notes<'_>,
+) -> (Verdict, String) {
+    let suspended = suspended(snapshot, objection, now);
+    if let Some(suspended) = &suspended {
+        notes.add(|| format!("exemption: {suspended}"));
     }
     let is_sandbox = request.container.is_none();
-    if is_sandbox && (!request.may_refuse_sandbox || objection.in_doubt) {
-        note(&|| "the sandbox starts unvetted; its containers wait".to_owned());
+    let passes = if let Some(exemption) = exemption(snapshot, request, now) {
+        notes.add(|| format!("exemption: {exemption}"));
+        Some((Verdict::Exempt, exemption.to_string()))
+    } else if is_sandbox && (!request.may_refuse_sandbox || objection.in_doubt) {
+        notes.add(|| "the sandbox starts unvetted; its containers wait".to_owned());
         let text = format!("starts unvetted: {}", objection.text);
-        return (Verdict::Unvetted, Some(text));
+        Some((Verdict::Unvetted, text))
+    } else {
+        None
+    };
+    match (suspended, passes) {
+        (None, None) => {
+            notes.add(|| "rejected".to_owned());
+            (Verdict::Reject, objection.text.clone())
+        }
+        (None, Some(passes)) => passes,
+        (Some(suspended), None) => {
+            let text = format!("{suspended}: {}", objection.text);
+            (Verdict::WouldReject, text)
+        }
+        (Some(suspended), Some((verdict, text))) => {
+            (verdict, format!("{suspended}, and passes anyway: {text}"))
+        }
     }
-    debug_assert!(!(is_sandbox && objection.unvetted));
-    note(&|| "rejected".to_owned());
-    (Verdict::Reject, None)
 }
 
-/// The exemption that applies, in DESIGN's order: static and provider pods, the node's own, the
-/// toleration. A pinned pod is no provider pod.
+/// Exemption 1: nothing is refused now, or not on account of this lease.
+fn suspended(snapshot: &Snapshot, objection: &Objection, now: &Now) -> Option<String> {
+    let pause = snapshot.state.pause();
+    if let Some(pause) = pause.filter(|pause| pause.counts_at(now.boottime)) {
+        return Some(format!(
+            "enforcement is paused by uid {} ({})",
+            pause.set_by_uid, pause.reason
+        ));
+    }
+    if snapshot.policy.mode == Mode::Audit {
+        return Some("audit mode".to_owned());
+    }
+    objection
+        .audit_only
+        .then(|| "audit mode of the lease".to_owned())
+}
+
+/// Exemptions 2 to 4: static and provider pods, the node's own, the toleration. A pinned pod is no
+/// provider pod.
 fn exemption(snapshot: &Snapshot, request: &Request<'_>, now: &Now) -> Option<Exemption> {
     snapshot.policy.exemptions.first(
         &request.pod,
@@ -372,35 +420,4 @@ fn exemption(snapshot: &Snapshot, request: &Request<'_>, now: &Now) -> Option<Ex
         snapshot.state.pins(),
         now.boottime,
     )
-}
-
-fn malformed(
-    snapshot: &Snapshot,
-    request: &Request<'_>,
-    now: &Now,
-    problem: String,
-    note: &mut dyn FnMut(&dyn Fn() -> String),
-) -> Decision {
-    note(&|| problem.clone());
-    let paused = snapshot
-        .state
-        .pause()
-        .is_some_and(|pause| pause.counts_at(now.boottime));
-    let text = text::malformed_annotation(&problem);
-    let verdict = if paused || snapshot.policy.mode == Mode::Audit {
-        Verdict::WouldReject
-    } else if exemption(snapshot, request, now).is_some() {
-        Verdict::Exempt
-    } else if request.container.is_none() && !request.may_refuse_sandbox {
-        Verdict::Unvetted
-    } else {
-        Verdict::Reject
-    };
-    Decision {
-        verdict,
-        plugin: None,
-        text,
-        covered: true,
-        missing: Vec::new(),
-    }
 }

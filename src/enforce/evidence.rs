@@ -10,7 +10,7 @@ use nri_lease_state::record::Holder;
 use nri_lease_state::rules::Lease;
 use nri_lease_state::{PluginName, ProcessKey};
 
-use super::listings::{Listings, Verdicts};
+use super::listings::Listings;
 use crate::presence::{BoundConnections, Presence, RuntimeId, SocketId, View};
 
 /// Why a plugin counts as missing.
@@ -87,10 +87,8 @@ pub struct Live<'a> {
     list: Option<&'a [PluginInstance]>,
     /// Set for sandboxes: plugins that are not called before this index count as missing.
     only_below: Option<u8>,
-    /// What earlier lists of this session have told; only inside hooks.
+    /// What earlier lists of this session have told; outside of hooks a copy of it.
     listings: Option<&'a Mutex<Listings>>,
-    /// The part of it that is published, for outside of hooks.
-    verdicts: Option<&'a Verdicts>,
     /// CLOCK_BOOTTIME nanoseconds by when the request under way had begun for sure.
     begun_by_ns: Option<u64>,
     /// CLOCK_BOOTTIME nanoseconds; bound later than this is not bound yet, where it is not known
@@ -102,15 +100,18 @@ pub struct Live<'a> {
 }
 
 impl<'a> Live<'a> {
-    /// For `explain`: what the kernel says now.
-    pub fn outside_hooks(view: &'a View, runtime: RuntimeId) -> Self {
+    /// For listings and `explain`: what the kernel says now, and what lists have told so far.
+    pub fn outside_hooks(
+        view: &'a View,
+        runtime: RuntimeId,
+        listings: Option<&'a Mutex<Listings>>,
+    ) -> Self {
         Self {
             view,
             runtime,
             list: None,
             only_below: None,
-            listings: None,
-            verdicts: None,
+            listings,
             begun_by_ns: None,
             bound_before_ns: None,
             bind_until: None,
@@ -121,9 +122,8 @@ impl<'a> Live<'a> {
     /// For a hook of `runtime` that is running now.
     pub fn in_hook(view: &'a View, runtime: RuntimeId, listings: &'a Mutex<Listings>) -> Self {
         Self {
-            listings: Some(listings),
             bind_until: Some(Instant::now() + BIND_BUDGET),
-            ..Self::outside_hooks(view, runtime)
+            ..Self::outside_hooks(view, runtime, Some(listings))
         }
     }
 
@@ -151,18 +151,14 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Without a list, only what was bound before then counts (CLOCK_BOOTTIME nanoseconds).
-    pub fn bound_before(self, bound_before_ns: Option<u64>) -> Self {
+    /// Without a list, only what was bound so long ago counts.
+    pub fn settled_for(self, time: Option<Duration>) -> Self {
+        let bound_before_ns = time.map(|time| {
+            let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+            crate::presence::boottime_ns().saturating_sub(time)
+        });
         Self {
             bound_before_ns,
-            ..self
-        }
-    }
-
-    /// Outside of hooks: whose lost connections are known to be another plugin's.
-    pub fn with_verdicts(self, verdicts: &'a Verdicts) -> Self {
-        Self {
-            verdicts: Some(verdicts),
             ..self
         }
     }
@@ -245,7 +241,8 @@ impl<'a> Live<'a> {
                 self.vouch(plugin, process, true);
                 return Missing::InDoubt { pid: process.pid };
             }
-            lost = Some(self.when(&bound));
+            // Outside of hooks there is no call that it could have been lost in.
+            lost = self.bind_until.map(|_| self.when(&bound));
         }
         Missing::Holder {
             pid: process.pid,
@@ -287,7 +284,7 @@ impl<'a> Live<'a> {
     ) -> Presence {
         let seen = {
             let listings = self.listings();
-            let verdicts = listings.as_ref().map(|l| l.verdicts()).or(self.verdicts);
+            let verdicts = listings.as_ref().map(|l| l.verdicts());
             let is_pardoned = |lost| verdicts.is_some_and(|v| v.is_pardoned(plugin, process, lost));
             self.view
                 .check_pardoning(process, self.runtime, inode, is_pardoned)
@@ -307,7 +304,7 @@ impl<'a> Live<'a> {
 
     fn in_list(&self, plugin: &PluginName, holder: &Holder) -> Result<(), Missing> {
         let Some(list) = self.list else {
-            return Ok(());
+            return self.in_last_list(plugin);
         };
         let process = holder.facts.process;
         let mut named = list.iter().filter(|one| one.name == plugin.as_str());
@@ -333,6 +330,21 @@ impl<'a> Live<'a> {
             _ => Ok(()),
         }
     }
+
+    /// For `explain`, where the kernel cannot be asked: the list decides alone, and the last one is
+    /// what there is. Sandboxes have none.
+    fn in_last_list(&self, plugin: &PluginName) -> Result<(), Missing> {
+        let decides = self.only_below.is_none() && self.view.kernel_evidence().is_err();
+        match decides.then(|| self.last_listed(plugin)).flatten() {
+            Some(false) => Err(Missing::NotListed),
+            Some(true) | None => Ok(()),
+        }
+    }
+
+    /// Whether the last list of the session named the plugin.
+    fn last_listed(&self, plugin: &PluginName) -> Option<bool> {
+        self.listings()?.last_listed(plugin)
+    }
 }
 
 impl Evidence for Live<'_> {
@@ -356,8 +368,12 @@ impl Evidence for Live<'_> {
     }
 
     fn listed(&self, plugin: &PluginName) -> Option<bool> {
-        self.list
-            .map(|list| list.iter().any(|one| one.name == plugin.as_str()))
+        match (self.list, self.only_below) {
+            (Some(list), _) => Some(list.iter().any(|one| one.name == plugin.as_str())),
+            (None, None) => self.last_listed(plugin),
+            // A sandbox has no list, nor has a container on a runtime without validation.
+            (None, Some(_)) => None,
+        }
     }
 }
 

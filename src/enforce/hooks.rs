@@ -10,21 +10,19 @@ use arc_swap::ArcSwap;
 use nri_lease_proto::nri::nri::{
     self as api, PluginInstance, PodSandbox, ValidateContainerAdjustmentRequest,
 };
-use nri_lease_state::time::Boottime;
-use nri_lease_state::{ContainerView, PluginName, PodView};
 use tokio::sync::mpsc;
 
-use super::decision::{self, Decision, Request, Verdict};
+use super::decision::{Decision, Verdict, required_for_sandbox};
 use super::evidence::{Live, Voucher};
-use super::listings::{Listings, Verdicts};
+use super::listings::Listings;
+use super::question::{self, Question, Unvetted, pod_view};
 use super::record::{Decided, Totals, Trace};
 use super::snapshot::{Published, Snapshot};
 use crate::clock::SystemClock;
-use crate::config::SandboxEnforcement;
 use crate::nri::events::{Generation, RuntimeIdentity};
 use crate::nri::status::RuntimeStatus;
 use crate::presence::proc::started_by_ns;
-use crate::presence::{RuntimeId, View, boottime_ns};
+use crate::presence::{RuntimeId, View};
 
 /// Of the runtime's request timeout, after which it would drop us.
 const BUDGET_SHARE: u32 = 2;
@@ -62,12 +60,12 @@ pub struct Hooks {
     pub clock: SystemClock,
     pub totals: Arc<Totals>,
     pub traces: mpsc::Sender<Trace>,
-    /// Of each runtime: lost connections that were another plugin's. For `list` and `explain`.
-    pub verdicts: PublishedVerdicts,
+    /// What the lists of each runtime have told, for `list` and `explain`.
+    pub listings: PublishedListings,
 }
 
-/// Verdicts by runtime, replaced as a whole.
-pub type PublishedVerdicts = Arc<ArcSwap<HashMap<RuntimeId, Verdicts>>>;
+/// Listings by runtime, replaced as a whole.
+pub type PublishedListings = Arc<ArcSwap<HashMap<RuntimeId, Arc<Listings>>>>;
 
 impl Hooks {
     /// For one connection to a runtime.
@@ -98,8 +96,6 @@ struct Facts {
     settles_in: Option<Duration>,
     budget: Duration,
 }
-
-type Unvetted = Vec<(PluginName, String)>;
 
 /// The hooks of one connection to a runtime. All calls come from the NRI thread.
 pub struct HookSession {
@@ -148,6 +144,8 @@ impl HookSession {
             settles_in: (!identity.accepts_serially()).then_some(settles_in),
             budget: timeout / BUDGET_SHARE,
         });
+        // What an earlier session was told says nothing of this one.
+        self.publish(Listings::default());
     }
 
     /// The runtime has listed its pods. Waits for room among the traces, so that nothing of what
@@ -173,24 +171,18 @@ impl HookSession {
         let snapshot = self.hooks.published.load();
         let view = self.hooks.view.load();
         self.listings().begin();
-        let evidence = self
-            .evidence(&view)
-            .only_below(snapshot.policy.own_index)
-            .begun_by(started_by_ns(pod.pid));
-        let request = Request {
-            pod: pod_view(pod),
-            container: None,
-            unvetted: &[],
-            may_refuse_sandbox: self.may_refuse_sandbox(&snapshot),
-        };
+        let facts = self.facts.get();
+        let cleans_up = facts.is_some_and(|facts| facts.cleans_up_refused_sandboxes);
+        let question = Question::sandbox(&snapshot, pod, cleans_up);
+        let evidence = self.evidence(&view).begun_by(started_by_ns(pod.pid));
         let now = self.hooks.clock.now();
-        let decision = decision::decide(&snapshot, &request, &evidence, &now, None);
-        let vouchers = evidence.into_vouchers();
+        let (decision, vouchers) = question.decide(&snapshot, evidence, &now, None);
         let decision = self.within_budget(began, decision);
         let outcome = self.answer(pod, None, &decision);
         if outcome.is_ok() {
             self.sandbox_started(pod, decision.missing, vouchers);
         }
+        self.tell_news();
         outcome
     }
 
@@ -251,13 +243,10 @@ impl HookSession {
         let view = self.hooks.view.load();
         self.listings().begin();
         let mut evidence = self.evidence(&view);
-        match list {
-            Some(list) => {
-                self.hear(list, &snapshot, &view);
-                evidence = evidence.with_list(list);
-            }
-            // Called like everybody else, in the order of the indexes.
-            None => evidence = evidence.only_below(snapshot.policy.own_index),
+        if let Some(list) = list {
+            let state = &snapshot.state;
+            self.listings().heard(list, state, &view, self.status.id);
+            evidence = evidence.with_list(list);
         }
         let devices: Vec<&str> = container
             .CDI_devices
@@ -266,49 +255,31 @@ impl HookSession {
             .map(|device| device.name.as_str())
             .collect();
         let unvetted = self.unvetted(&snapshot, &view, pod);
-        let request = Request {
-            pod: pod_view(pod),
-            container: Some(ContainerView {
-                name: &container.name,
-                cdi_devices: &devices,
-            }),
-            unvetted: &unvetted,
-            may_refuse_sandbox: true,
-        };
+        let question = Question::container(pod, &container.name, devices, unvetted, list.is_some());
         let now = self.hooks.clock.now();
-        let decision = decision::decide(&snapshot, &request, &evidence, &now, None);
+        let (decision, _) = question.decide(&snapshot, evidence, &now, None);
+        self.tell_news();
         let decision = self.within_budget(began, decision);
         self.answer(pod, Some(&container.name), &decision)
     }
 
-    fn may_refuse_sandbox(&self, snapshot: &Snapshot) -> bool {
-        match snapshot.policy.sandbox {
-            SandboxEnforcement::Always => true,
-            SandboxEnforcement::Never => false,
-            SandboxEnforcement::Auto => self
-                .facts
-                .get()
-                .is_some_and(|facts| facts.cleans_up_refused_sandboxes),
-        }
-    }
-
     fn evidence<'a>(&'a self, view: &'a View) -> Live<'a> {
         let settles_in = self.facts.get().and_then(|facts| facts.settles_in);
-        let bound_before = settles_in.map(|time| {
-            let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-            boottime_ns().saturating_sub(time)
-        });
-        Live::in_hook(view, self.status.id, &self.listings).bound_before(bound_before)
+        Live::in_hook(view, self.status.id, &self.listings).settled_for(settles_in)
     }
 
-    /// Learns from the runtime's list, and publishes what others should know of it.
-    fn hear(&self, list: &[PluginInstance], snapshot: &Snapshot, view: &View) {
-        let mut listings = self.listings();
-        if listings.heard(list, &snapshot.state, view, self.status.id) {
-            let mut verdicts = HashMap::clone(&self.hooks.verdicts.load());
-            verdicts.insert(self.status.id, listings.verdicts().clone());
-            self.hooks.verdicts.store(Arc::new(verdicts));
+    /// Publishes what this request has told of connections and plugins, if anything.
+    fn tell_news(&self) {
+        let news = self.listings().news();
+        if let Some(listings) = news {
+            self.publish(listings);
         }
+    }
+
+    fn publish(&self, listings: Listings) {
+        let mut published = HashMap::clone(&self.hooks.listings.load());
+        published.insert(self.status.id, Arc::new(listings));
+        self.hooks.listings.store(Arc::new(published));
     }
 
     /// The plugins that have missed a sandbox: as this session saw it start, else as published.
@@ -322,24 +293,19 @@ impl HookSession {
             }
             return missed.clone();
         }
-        let published = snapshot.state.sandboxes().get(&pod.id);
-        if published.is_none() && !self.started().contains_key(&pod.id) {
+        let is_published = snapshot.state.sandboxes().contains_key(&pod.id);
+        if !is_published && !self.started().contains_key(&pod.id) {
             // Neither listed nor started here: CRI-O lets requests pass between the end of our
             // Synchronize and our place in its list.
-            let missed: Unvetted = covering(snapshot, pod, self.hooks.clock.now().boottime)
+            let now = self.hooks.clock.now();
+            let missed: Unvetted = required_for_sandbox(snapshot, pod_view(pod), &now)
                 .into_iter()
                 .map(|plugin| (plugin, UNTOLD.to_owned()))
                 .collect();
             self.sandbox_started(pod, missed.clone(), Vec::new());
             return missed;
         }
-        published.map_or_else(Vec::new, |sandbox| {
-            sandbox
-                .unvetted
-                .iter()
-                .map(|(plugin, reason)| (plugin.clone(), reason.clone()))
-                .collect()
-        })
+        question::published_unvetted(snapshot, &pod.id)
     }
 
     /// At the first container of a sandbox: were the connections that stood for a plugin good for
@@ -456,39 +422,4 @@ impl HookSession {
     fn listings(&self) -> MutexGuard<'_, Listings> {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The fields of a pod that decisions need, borrowed.
-pub fn pod_view(pod: &PodSandbox) -> PodView<'_> {
-    PodView {
-        namespace: &pod.namespace,
-        name: &pod.name,
-        uid: &pod.uid,
-        labels: &pod.labels,
-        annotations: &pod.annotations,
-        runtime_handler: &pod.runtime_handler,
-    }
-}
-
-/// Plugins whose live lease or pin covers a sandbox.
-pub fn covering(snapshot: &Snapshot, pod: &PodSandbox, at: Boottime) -> Vec<PluginName> {
-    let view = pod_view(pod);
-    let pinned = snapshot
-        .state
-        .pins()
-        .get(pod.uid.as_str())
-        .into_iter()
-        .flat_map(|pins| pins.values())
-        .filter(|pin| pin.counts_at(at))
-        .map(|pin| pin.plugin.clone());
-    let scoped = snapshot
-        .state
-        .leases()
-        .values()
-        .filter(|lease| lease.counts_at(at) && lease.scope.covers_sandbox(&view))
-        .map(|lease| lease.plugin.clone());
-    let mut plugins: Vec<PluginName> = pinned.chain(scoped).collect();
-    plugins.sort();
-    plugins.dedup();
-    plugins
 }

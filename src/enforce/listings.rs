@@ -50,8 +50,12 @@ impl Verdicts {
 }
 
 /// The memory of one session with a runtime.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Listings {
+    /// Something has changed that others should know (`list`, `explain`).
+    news: bool,
+    /// Names in the last list; None: there was none yet.
+    last: Option<Vec<String>>,
     /// The number of the request under way.
     request: u64,
     /// Connections that the runtime has let go of, with the request in which that was seen first.
@@ -70,14 +74,24 @@ impl Listings {
         self.request += 1;
     }
 
-    /// The list of the request under way. Returns whether a verdict has changed.
+    /// A copy for others, when it would differ from the one before.
+    pub fn news(&mut self) -> Option<Listings> {
+        std::mem::take(&mut self.news).then(|| self.clone())
+    }
+
+    /// The list of the request under way.
     pub fn heard(
         &mut self,
         list: &[PluginInstance],
         state: &State,
         view: &View,
         runtime: RuntimeId,
-    ) -> bool {
+    ) {
+        let is_last = |last: &Vec<String>| last.iter().eq(list.iter().map(|one| &one.name));
+        if !self.last.as_ref().is_some_and(is_last) {
+            self.last = Some(list.iter().map(|one| one.name.clone()).collect());
+            self.news = true;
+        }
         for one in list {
             let Some(lease) = state.lease(&one.name) else {
                 continue;
@@ -93,12 +107,12 @@ impl Listings {
                 .unwrap_or(index);
             if self.indexes.get(&lease.plugin) != Some(&highest) {
                 self.indexes.insert(lease.plugin.clone(), highest);
+                self.news = true;
             }
         }
-        if self.lost.is_empty() {
-            return false;
+        if !self.lost.is_empty() {
+            self.news |= self.judge(list, state, view, runtime);
         }
-        self.judge(list, state, view, runtime)
     }
 
     fn judge(
@@ -155,7 +169,10 @@ impl Listings {
         }
         for lost in lost.iter().filter(|lost| lost.released) {
             let request = self.request;
-            self.lost.entry((process, lost.id)).or_insert(request);
+            self.lost.entry((process, lost.id)).or_insert_with(|| {
+                self.news = true;
+                request
+            });
         }
     }
 
@@ -166,13 +183,16 @@ impl Listings {
         if self.uncalled.len() >= MOST {
             self.uncalled.clear();
         }
-        self.uncalled.insert((plugin.clone(), process), open);
+        let before = self
+            .uncalled
+            .insert((plugin.clone(), process), open.clone());
+        self.news |= before.is_none_or(|before| before != open);
     }
 
     /// The plugin was in the list.
     pub fn note_called(&mut self, plugin: &PluginName, process: ProcessKey) {
         if !self.uncalled.is_empty() {
-            self.uncalled.remove(&(plugin.clone(), process));
+            self.news |= self.uncalled.remove(&(plugin.clone(), process)).is_some();
         }
     }
 
@@ -208,6 +228,12 @@ impl Listings {
                 .lost
                 .iter()
                 .any(|lost| verdict(lost) == Some(Verdict::Blamed))
+    }
+
+    /// Whether the last list named the plugin; None when there was none yet.
+    pub fn last_listed(&self, plugin: &PluginName) -> Option<bool> {
+        let last = self.last.as_ref()?;
+        Some(last.iter().any(|name| name == plugin.as_str()))
     }
 
     /// The highest index at which the runtime has last listed the plugin.

@@ -3,8 +3,8 @@
 //! ```text
 //! hook:  NRI request → the few fields we need → published snapshot → presence → decision → reply
 //! ```
-//! [`decision`] is a plain function of those; [`hooks`] feeds it from the runtime's requests and
-//! `explain` from an admin's. [`evidence`] asks the kernel and the runtime's list, [`text`] words
+//! [`decision`] is a plain function of those. [`hooks`] feeds it from the runtime's requests and
+//! `explain` from an admin's, both as a [`question`]. [`evidence`] asks the kernel and the runtime's list, [`text`] words
 //! the refusals, [`record`] carries what was decided off the hook path.
 
 pub mod decision;
@@ -12,6 +12,7 @@ pub mod evidence;
 pub mod hooks;
 pub mod listings;
 pub mod policy;
+pub mod question;
 pub mod record;
 pub mod snapshot;
 pub mod text;

@@ -1,11 +1,11 @@
 //! The words of a refusal. They end up in `kubectl describe pod`, so they name the plugin, say why
-//! it counts as missing and how long that can last, and give the next command.
+//! it counts as missing and how long that can last, and give a command that gets the pod past it.
 
 use std::time::Duration;
 
-use nri_lease_state::PluginName;
 use nri_lease_state::rules::Lease;
 use nri_lease_state::time::Now;
+use nri_lease_state::{PluginName, PodView};
 
 use super::decision::Cause;
 use super::evidence::{LostWhen, Missing};
@@ -13,6 +13,12 @@ use crate::presence::Presence;
 
 /// Longest refusal, in bytes: the runtime's side closes a connection that sends much unread.
 pub const MAX_BYTES: usize = 512;
+const ELLIPSIS: &str = "...";
+
+/// What works against every refusal, whatever its cause.
+const PAUSE: &str = "nri-lease pause --for 10m --reason TEXT";
+/// Longest names for which `unpin` and `kubectl delete pod` fit beside the rest.
+const MAX_NAMES_BYTES: usize = 160;
 
 /// The refusal for one missing plugin; `others` are missing too.
 pub fn missing(
@@ -20,10 +26,9 @@ pub fn missing(
     lease: Option<&Lease>,
     cause: &Cause,
     missing: &Missing,
-    others: usize,
+    others: &[&PluginName],
     now: &Now,
 ) -> String {
-    let mut text = format!("required NRI plugin \"{plugin}\" {}", headline(missing));
     let mut details = Vec::new();
     match lease {
         Some(lease) => match lease.ends_at() {
@@ -35,24 +40,24 @@ pub fn missing(
         },
         None => details.push("it has no lease".to_owned()),
     }
-    if let Some(detail) = detail(missing, lease, now) {
-        details.push(detail);
+    details.extend(detail(missing, lease, now));
+    details.extend(cause.describe());
+    if !others.is_empty() {
+        let names: Vec<_> = others.iter().map(ToString::to_string).collect();
+        details.push(format!("also missing: {}", names.join(", ")));
     }
-    if let Some(cause) = cause.describe() {
-        details.push(cause);
-    }
-    if others > 0 {
-        details.push(format!("{others} more required plugins are missing"));
-    }
-    text.push_str(&format!(" ({}). The pod is retried. ", details.join("; ")));
-    match cause {
-        Cause::Scope => text.push_str(&format!("Override: nri-lease revoke {plugin}")),
-        Cause::Pin { pod_uid, .. } => {
-            text.push_str(&format!("Override: nri-lease unpin {plugin} {pod_uid}"));
+    let way_out = match cause {
+        Cause::Scope => format!("nri-lease revoke {plugin}"),
+        Cause::Pin { pod_uid, .. } if plugin.as_str().len() + pod_uid.len() <= MAX_NAMES_BYTES => {
+            format!("nri-lease unpin {plugin} {pod_uid}")
         }
-        Cause::Annotation { .. } => text.push_str("Start the plugin or change the annotation"),
-    }
-    bounded(text)
+        Cause::Pin { .. } | Cause::Annotation { .. } => PAUSE.to_owned(),
+    };
+    fitted(
+        &format!("required NRI plugin \"{plugin}\" {} (", headline(missing)),
+        &details.join("; "),
+        &format!("). The pod is retried. Override: {way_out}"),
+    )
 }
 
 fn headline(missing: &Missing) -> &'static str {
@@ -116,6 +121,12 @@ pub fn missing_briefly(missing: &Missing, lease: Option<&Lease>, now: &Now) -> S
     detail(missing, lease, now).unwrap_or_else(|| "it has no lease".to_owned())
 }
 
+/// Why a sandbox that starts now counts as missed: kept with it, and read later.
+pub fn missed(missing: &Missing, lease: Option<&Lease>, now: &Now) -> String {
+    let why = missing_briefly(missing, lease, now);
+    format!("when it started, the plugin {} ({why})", headline(missing))
+}
+
 /// What the kernel says of a holder, continuing "holder pid 4711 …".
 pub fn presence(presence: &Presence) -> String {
     match presence {
@@ -142,38 +153,52 @@ fn when(lost: &LostWhen) -> String {
 }
 
 /// The refusal of a container in a sandbox that a plugin has missed.
-pub fn unvetted(plugin: &PluginName, reason: &str) -> String {
-    bounded(format!(
-        "required NRI plugin \"{plugin}\" has missed the start of this pod's sandbox ({reason}). \
-         The container is retried in the same sandbox, which does not help: delete the pod. \
-         Override: nri-lease revoke {plugin}"
-    ))
+pub fn unvetted(plugin: &PluginName, reason: &str, pod: &PodView<'_>) -> String {
+    let names = pod.namespace.len() + pod.name.len() + plugin.as_str().len();
+    let delete = if names <= MAX_NAMES_BYTES {
+        format!("kubectl delete pod -n {} {}", pod.namespace, pod.name)
+    } else {
+        "delete the pod".to_owned()
+    };
+    fitted(
+        &format!("required NRI plugin \"{plugin}\" has missed this pod's sandbox ("),
+        reason,
+        &format!(
+            "). A retry is in the same sandbox and does not help; this does: {delete}. Override: \
+             nri-lease revoke {plugin}"
+        ),
+    )
 }
 
 /// The refusal while plugins get time to register again.
 pub fn store_lost(left: Duration) -> String {
-    bounded(format!(
+    format!(
         "nri-lease has lost its lease store and waits {} for plugins to register again. The pod is \
          retried. Override: nri-lease pause --for 1m --reason \"store lost\"",
         whole_seconds(left)
-    ))
+    )
 }
 
 /// The refusal of a request whose annotation cannot be read.
 pub fn malformed_annotation(problem: &str) -> String {
-    bounded(format!("{problem}. Correct the annotation of the pod"))
+    fitted(
+        "",
+        problem,
+        &format!(". Correct it where the pod is made. The pod is retried. Override: {PAUSE}"),
+    )
 }
 
-fn bounded(mut text: String) -> String {
-    if text.len() > MAX_BYTES {
-        let mut end = MAX_BYTES - 3;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        text.push_str("...");
+/// Shortens the middle, so that what is wrong and what to do are always there.
+fn fitted(head: &str, middle: &str, tail: &str) -> String {
+    let room = MAX_BYTES.saturating_sub(head.len() + tail.len());
+    if middle.len() <= room {
+        return format!("{head}{middle}{tail}");
     }
-    text
+    let mut end = room.saturating_sub(ELLIPSIS.len());
+    while !middle.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{head}{}{ELLIPSIS}{tail}", &middle[..end])
 }
 
 /// Rounded up, so that nothing "expires in 0s" while it still counts.

@@ -12,7 +12,6 @@ use nri_lease_proto::nri::nri::PodSandbox;
 use nri_lease_state::rules::{Command, Reply};
 use nri_lease_state::store::Health;
 use nri_lease_state::time::Now;
-use nri_lease_state::{ContainerView, PluginName};
 use protobuf::{EnumOrUnknown, MessageField};
 use tokio::sync::broadcast::error::RecvError;
 use ttrpc::Code;
@@ -22,12 +21,11 @@ use ttrpc::error::get_rpc_status;
 use super::convert::{self, denied, invalid, not_found};
 use super::peer::Peer;
 use super::server::Caller;
-use crate::config::SandboxEnforcement;
 use crate::daemon::Daemon;
-use crate::enforce::decision::{self, Request, Verdict};
+use crate::enforce::decision::Verdict;
 use crate::enforce::evidence::Live;
-use crate::enforce::hooks::{pod_view, settling_time};
-use crate::enforce::listings::Verdicts;
+use crate::enforce::hooks::settling_time;
+use crate::enforce::question::{self, Question};
 use crate::nri::events::Generation;
 use crate::nri::status::{RuntimeStatus, Session};
 use crate::presence::RuntimeId;
@@ -121,11 +119,10 @@ impl AdminService {
                          not enforced, containers by the runtime's list alone"
                     )),
                 }
-                let refuses = match self.daemon.engine.snapshot().policy.sandbox {
-                    SandboxEnforcement::Always => true,
-                    SandboxEnforcement::Never => false,
-                    SandboxEnforcement::Auto => identity.cleans_up_refused_sandboxes(),
-                };
+                let refuses = question::may_refuse_sandbox(
+                    &self.daemon.engine.snapshot(),
+                    identity.cleans_up_refused_sandboxes(),
+                );
                 runtime.sandbox_enforcement = if refuses { "reject" } else { "mark" }.to_owned();
             }
         }
@@ -182,6 +179,31 @@ impl AdminService {
         })
     }
 
+    /// The decisions that hooks would come to now, for the sandbox and for each container.
+    fn explain_pod(&self, request: &pb::ExplainRequest) -> Answer<pb::ExplainResponse> {
+        let explained = self.explained_pod(request)?;
+        let now = self.daemon.clock.now();
+        let mut decisions = Vec::new();
+        if request.container.is_empty() {
+            decisions.push(self.explain_one(&explained, None, &now));
+        }
+        for container in &explained.containers {
+            if request.container.is_empty() || request.container == container.0 {
+                decisions.push(self.explain_one(&explained, Some(container), &now));
+            }
+        }
+        if decisions.is_empty() {
+            return Err(not_found(format!(
+                "the described pod has no container \"{}\"",
+                request.container
+            )));
+        }
+        Ok(pb::ExplainResponse {
+            decisions,
+            ..Default::default()
+        })
+    }
+
     fn explain_one(
         &self,
         explained: &Explained,
@@ -190,58 +212,52 @@ impl AdminService {
     ) -> pt::Decision {
         let snapshot = self.daemon.engine.snapshot();
         let view = self.daemon.tracker.view();
-        let status = self
-            .daemon
-            .runtimes
+        let runtimes = &self.daemon.runtimes;
+        let mut steps = Vec::new();
+        // Where it runs, else where it would.
+        let status = runtimes
             .iter()
             .find(|status| Some(status.id) == explained.runtime)
-            .or(self
-                .daemon
-                .runtimes
-                .iter()
-                .find(|status| status.connected().is_some()))
-            .or(self.daemon.runtimes.first());
-        let runtime = status.map_or(RuntimeId(0), |status| status.id);
-        let verdicts = self.daemon.verdicts.load();
-        let none = Verdicts::default();
-        let verdicts = verdicts.get(&runtime).unwrap_or(&none);
-        let mut evidence = Live::outside_hooks(&view, runtime).with_verdicts(verdicts);
-        if container.is_none() {
-            evidence = evidence.only_below(snapshot.policy.own_index);
+            .or(runtimes.iter().find(|status| status.connected().is_some()))
+            .or(runtimes.first());
+        let connected = status.and_then(|status| status.connected());
+        if connected.is_none() {
+            steps.push(
+                "no runtime is connected, and nobody is asked before pods start: see nri-lease \
+                 status"
+                    .to_owned(),
+            );
         }
-        let devices: Vec<&str> = container
-            .map(|(_, devices)| devices.iter().map(String::as_str).collect())
-            .unwrap_or_default();
-        let unvetted: Vec<(PluginName, String)> = snapshot
-            .state
-            .sandboxes()
-            .get(&explained.pod.id)
-            .map(|sandbox| {
-                sandbox
-                    .unvetted
-                    .iter()
-                    .map(|(plugin, reason)| (plugin.clone(), reason.clone()))
-                    .collect()
-            })
-            .unwrap_or_default();
-        let may_refuse_sandbox = match snapshot.policy.sandbox {
-            SandboxEnforcement::Always => true,
-            SandboxEnforcement::Never => false,
-            SandboxEnforcement::Auto => status
-                .and_then(|status| status.connected())
-                .is_some_and(|connected| connected.identity.cleans_up_refused_sandboxes()),
+        let runtime = status.map_or(RuntimeId(0), |status| status.id);
+        let listings = self.daemon.listings_of(runtime);
+        let settles_in = connected
+            .as_ref()
+            .filter(|connected| !connected.identity.accepts_serially())
+            .map(|connected| settling_time(connected.registration_timeout));
+        let evidence = Live::outside_hooks(&view, runtime, Some(&listings)).settled_for(settles_in);
+        let validates = connected
+            .as_ref()
+            .is_none_or(|connected| connected.generation == Generation::WithValidation);
+        let question = match container {
+            None => {
+                let cleans_up = connected
+                    .is_some_and(|connected| connected.identity.cleans_up_refused_sandboxes());
+                Question::sandbox(&snapshot, &explained.pod, cleans_up)
+            }
+            Some((name, devices)) => {
+                if explained.runtime.is_some() {
+                    steps.push(
+                        "its CDI devices are known only while it is created; explain --file takes \
+                         them from a pod's annotations"
+                            .to_owned(),
+                    );
+                }
+                let unvetted = question::published_unvetted(&snapshot, &explained.pod.id);
+                let devices = devices.iter().map(String::as_str).collect();
+                Question::container(&explained.pod, name, devices, unvetted, validates)
+            }
         };
-        let request = Request {
-            pod: pod_view(&explained.pod),
-            container: container.map(|(name, _)| ContainerView {
-                name,
-                cdi_devices: &devices,
-            }),
-            unvetted: &unvetted,
-            may_refuse_sandbox,
-        };
-        let mut steps = Vec::new();
-        let decision = decision::decide(&snapshot, &request, &evidence, now, Some(&mut steps));
+        let (decision, _) = question.decide(&snapshot, evidence, now, Some(&mut steps));
         pt::Decision {
             time: convert::pb_wall(now.wall),
             verdict: convert::pb_verdict(decision.verdict),
@@ -404,27 +420,7 @@ impl Admin for AdminService {
         request: pb::ExplainRequest,
     ) -> Answer<pb::ExplainResponse> {
         self.peer()?;
-        let explained = self.explained_pod(&request)?;
-        let now = self.daemon.clock.now();
-        let mut decisions = Vec::new();
-        if request.container.is_empty() {
-            decisions.push(self.explain_one(&explained, None, &now));
-        }
-        for container in &explained.containers {
-            if request.container.is_empty() || request.container == container.0 {
-                decisions.push(self.explain_one(&explained, Some(container), &now));
-            }
-        }
-        if decisions.is_empty() {
-            return Err(not_found(format!(
-                "the described pod has no container \"{}\"",
-                request.container
-            )));
-        }
-        Ok(pb::ExplainResponse {
-            decisions,
-            ..Default::default()
-        })
+        self.explain_pod(&request)
     }
 
     async fn list_audit(

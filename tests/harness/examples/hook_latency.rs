@@ -23,7 +23,8 @@ fn main() -> Result<()> {
     let scratch = Scratch::new()?;
     let socket = scratch.join("nri.sock");
     let runtime = Adaptation::start(&AdaptationOptions::new(Nri::V0_12), &socket)?;
-    let plugin = Plugin::start_synchronized(&PluginOptions::named(PLUGIN), &socket, scratch.path())?;
+    let plugin =
+        Plugin::start_synchronized(&PluginOptions::named(PLUGIN), &socket, scratch.path())?;
     runtime.run_pod("bench")?;
 
     let mut nothing = Row::new("no validator");
@@ -52,8 +53,13 @@ fn main() -> Result<()> {
         echo.add(round_trips()?);
     }
 
-    println!("{ROUNDS} rounds of {CALLS} CreateContainer each, NRI 0.12; medians of the rounds, µs");
-    println!("{:<36} {:>8} {:>8} {:>12} {:>12}", "", "p50", "p99", "added p50", "added p99");
+    println!(
+        "{ROUNDS} rounds of {CALLS} CreateContainer each, NRI 0.12; medians of the rounds, µs"
+    );
+    println!(
+        "{:<36} {:>8} {:>8} {:>12} {:>12}",
+        "", "p50", "p99", "added p50", "added p99"
+    );
     for row in [&nothing, &go, &one, &many, &echo] {
         let (p50, p99) = (row.median(0), row.median(1));
         let added = |n: usize, value: f64| value - nothing.median(n);
@@ -89,7 +95,9 @@ fn daemon(
         let name = format!("other-{number}");
         let scope = elsewhere.to_str().context("a path in UTF-8")?;
         daemon
-            .cli(&["register", &name, "--ttl", "1h", "--pid", &pid, "--once", "--scope", scope])?
+            .cli(&[
+                "register", &name, "--ttl", "1h", "--pid", &pid, "--once", "--scope", scope,
+            ])?
             .ok()?;
     }
     wait_until("the plugin to be present", PATIENCE, || {
