@@ -15,4 +15,6 @@ pub mod policy;
 pub mod question;
 pub mod record;
 pub mod snapshot;
+#[cfg(test)]
+mod tests;
 pub mod text;

@@ -67,11 +67,11 @@ impl RuntimeStatus {
         }
     }
 
-    pub(super) fn set_connected(&self, connected: Connected) {
+    pub(crate) fn set_connected(&self, connected: Connected) {
         self.session.store(Arc::new(Session::Connected(connected)));
     }
 
-    pub(super) fn set_disconnected(&self, detail: String) {
+    pub(crate) fn set_disconnected(&self, detail: String) {
         self.session
             .store(Arc::new(Session::Disconnected { detail }));
     }

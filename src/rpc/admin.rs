@@ -1,5 +1,8 @@
 //! The Admin service.
 
+#[cfg(test)]
+mod agreement;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
