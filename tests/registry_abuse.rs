@@ -463,3 +463,44 @@ async fn a_stream_opened_twice_closes_the_connection() {
     );
     assert_eq!(code, Code::INVALID_ARGUMENT);
 }
+
+/// Renewals are answered from memory, thousands a second; each may look at the holder's sockets.
+#[tokio::test]
+async fn peers_that_renew_without_a_pause_keep_no_registration_waiting() {
+    let it = Watched::start().await;
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut renewing = Vec::new();
+    for _ in 0..8 {
+        let (registry, stop) = (it.node.registry().await, stop.clone());
+        renewing.push(tokio::spawn(async move {
+            let renew = RenewRequest {
+                plugin: "p".into(),
+                ..Default::default()
+            };
+            let mut renewed = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let eight = std::iter::repeat_with(|| registry.renew(limit(), &renew)).take(8);
+                let answers = futures::future::join_all(eight).await;
+                assert!(answers.iter().all(Result::is_ok));
+                renewed += answers.len();
+            }
+            renewed
+        }));
+    }
+    let mut longest = Duration::ZERO;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(3) {
+        let one = Instant::now();
+        it.node.registers("good").await;
+        longest = longest.max(one.elapsed());
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let mut renewed = 0;
+    for peer in renewing {
+        renewed += peer.await.unwrap();
+    }
+    println!("{renewed} renewals meanwhile; the slowest registration took {longest:?}");
+    assert!(longest < Duration::from_millis(900), "{longest:?}");
+    it.is_well("renewals without a pause").await;
+    it.node.becomes_idle().await;
+}

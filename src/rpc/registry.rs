@@ -3,6 +3,7 @@
 //! A registration is [`RegistryService::register_plugin`], top to bottom.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,13 +34,19 @@ const SETTLE: Duration = Duration::from_secs(1);
 pub struct RegistryService {
     daemon: Arc<Daemon>,
     caller: Caller,
+    /// A renewal's look at the holders' connections is under way.
+    looking: Arc<AtomicBool>,
 }
 
 type Answer<T> = ttrpc::Result<T>;
 
 impl RegistryService {
     pub fn new(daemon: Arc<Daemon>, caller: Caller) -> Self {
-        Self { daemon, caller }
+        Self {
+            daemon,
+            caller,
+            looking: Arc::default(),
+        }
     }
 
     fn peer(&self) -> Answer<&Peer> {
@@ -67,7 +74,9 @@ impl RegistryService {
         };
         self.drop_dead_holders(&plugin).await;
         // Before the lease counts: the plugin may be connected already.
-        self.daemon.tracker.settle(subject.key(), SETTLE).await;
+        let settled = self.daemon.tracker.settle(subject.key(), SETTLE);
+        // The tracker keeps to SETTLE by itself, unless it is too busy to look at the clock.
+        let _ = tokio::time::timeout(2 * SETTLE, settled).await;
         let command = Command::Register {
             plugin,
             ttl,
@@ -222,10 +231,7 @@ impl RegistryService {
     async fn renew_lease(&self, request: &pb::RenewRequest) -> Answer<pb::RenewResponse> {
         let plugin = convert::plugin_name(&request.plugin)?;
         let holders = self.holders_of(&plugin, &request.subject)?;
-        for holder in &holders {
-            let (tracker, holder) = (self.daemon.tracker.clone(), *holder);
-            tokio::spawn(async move { tracker.rescan_now(holder).await });
-        }
+        self.look_at(holders.clone());
         let command = Command::Renew { plugin, holders };
         let reply = self.daemon.engine.carry_out(command).await;
         let Reply::Renewed { lease } = reply.map_err(convert::status)? else {
@@ -240,6 +246,21 @@ impl RegistryService {
             generation: lease.generation,
             ..Default::default()
         })
+    }
+
+    /// Looks for connections that the holders have made since, one look at a time: a peer that
+    /// renews faster than that must not fill the tracker's queue, in which registrations wait.
+    fn look_at(&self, holders: Vec<ProcessKey>) {
+        if self.looking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (tracker, looking) = (self.daemon.tracker.clone(), self.looking.clone());
+        tokio::spawn(async move {
+            for holder in holders {
+                tracker.rescan_now(holder).await;
+            }
+            looking.store(false, Ordering::Release);
+        });
     }
 
     /// Pins may be set by whoever may register the plugin's name.
