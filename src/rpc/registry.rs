@@ -24,6 +24,8 @@ use super::convert::{self, denied, invalid, not_found};
 use super::peer::Peer;
 use super::server::Caller;
 use crate::daemon::Daemon;
+use crate::events::Event;
+use crate::presence::Settled;
 use crate::presence::proc::{self, ProcessFacts};
 
 /// How long a registration waits for the plugin's connection to be bound, so that the lease is not
@@ -76,7 +78,11 @@ impl RegistryService {
         // Before the lease counts: the plugin may be connected already.
         let settled = self.daemon.tracker.settle(subject.key(), SETTLE);
         // The tracker keeps to SETTLE by itself, unless it is too busy to look at the clock.
-        let _ = tokio::time::timeout(2 * SETTLE, settled).await;
+        let settled = tokio::time::timeout(2 * SETTLE, settled).await;
+        let is_new = self
+            .daemon
+            .live_lease(plugin.as_str())
+            .is_none_or(|lease| !lease.is_held_by(subject.key()));
         let command = Command::Register {
             plugin,
             ttl,
@@ -90,6 +96,11 @@ impl RegistryService {
         let Reply::Registered { lease } = reply.map_err(convert::status)? else {
             return Err(unexpected());
         };
+        if is_new && settled == Ok(Settled::Bound) {
+            // The tracker has told so before there was a lease that it concerned.
+            let connected = Event::holder_connected(&lease.plugin, subject.key());
+            self.daemon.events.tell(connected);
+        }
         // It may have ended before it was watched.
         if proc::key_of(subject.pid).ok() != Some(subject.key()) {
             let process = subject.key();

@@ -17,6 +17,8 @@ use nri_lease_proto::lease::types::{Lease, Subject};
 use nri_lease_proto::protobuf::MessageField;
 use nri_lease_proto::protobuf::well_known_types::duration::Duration as PbDuration;
 use nri_lease_proto::ttrpc;
+use nri_lease_sim::Runtime;
+use nri_lease_sim::plugin::Command;
 use nri_lease_sim::story::{CommandLine, Process, Scratch};
 use tokio::net::UnixStream;
 use ttrpc::asynchronous::transport::Socket;
@@ -31,6 +33,8 @@ pub const SHORT_TTLS: &str = "[leases]\nmin_ttl = \"100ms\"\n";
 pub struct Node {
     pub dir: Scratch,
     pub daemon: Process,
+    /// A process that lives and is connected to no runtime: a plugin that is missing.
+    pub idle: Process,
     /// NRI sockets it was told of.
     pub nri_sockets: Vec<PathBuf>,
     state_dir: PathBuf,
@@ -67,6 +71,7 @@ impl Node {
         let mut node = Node {
             dir,
             daemon,
+            idle: idle_process(),
             nri_sockets,
             state_dir,
         };
@@ -140,12 +145,34 @@ impl Node {
         )))
     }
 
-    /// Registers this process as holder; the daemon is serving and well if that works.
+    /// Registers a plugin that is missing; the daemon is serving and well if that works.
     pub async fn registers(&self, plugin: &str) -> Lease {
+        self.registers_for(plugin, self.idle.pid()).await
+    }
+
+    /// The same with this process as its holder. Not with our own: the runtime is in it, too,
+    /// and what connects a process with itself is no plugin's connection.
+    pub async fn registers_for(&self, plugin: &str, pid: u32) -> Lease {
         let answer = self.registry().await;
-        let answer = answer.register(limit(), &registration(plugin, 60)).await;
+        let mut request = registration(plugin, 60);
+        request.subject = subject(pid);
+        let answer = answer.register(limit(), &request).await;
         let answer = answer.unwrap_or_else(|error| panic!("registering {plugin}: {error}"));
         answer.lease.into_option().expect("always there")
+    }
+
+    /// A plugin process that is connected to `runtime` and registered here: present.
+    pub async fn plugin(&self, runtime: &Runtime, plugin: Command) -> Process {
+        let program = std::env::current_exe().expect("this test program");
+        let process = CommandLine::new(program)
+            .args(["--exact", "node::plugin_process", "--nocapture"])
+            .env(PLUGIN, plugin.to_args().join("\n"))
+            .start()
+            .expect("the plugin runs");
+        let listed = runtime.wait_for_plugin(&plugin.name, LIMIT).await;
+        assert!(listed.is_some(), "{:#?}", process.output());
+        self.registers_for(&plugin.name, process.pid()).await;
+        process
     }
 
     pub async fn leases(&self) -> Vec<Lease> {
@@ -250,6 +277,23 @@ impl Node {
         })
         .await;
     }
+}
+
+/// The arguments of the plugin that this test program is to be.
+const PLUGIN: &str = "NRI_LEASE_TEST_PLUGIN";
+
+/// The plugin of [`Node::plugin`]. Does nothing in an ordinary test run.
+#[tokio::test]
+async fn plugin_process() {
+    if let Ok(args) = std::env::var(PLUGIN) {
+        let plugin = Command::parse(args.lines().map(str::to_owned));
+        plugin.expect("written by us").run().await;
+    }
+}
+
+pub fn idle_process() -> Process {
+    let sleep = CommandLine::new("sleep").arg("600");
+    sleep.start().expect("sleep runs")
 }
 
 fn spawn(
