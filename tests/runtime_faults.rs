@@ -368,6 +368,12 @@ async fn a_restarted_runtime_is_joined_at_once() {
             // The socket file stays behind.
             _ => runtime.crash().await,
         };
+        // A real runtime takes longer than that to come back.
+        until("the daemon to wait for the socket", async || {
+            let status = node.status().await;
+            status.runtimes[0].detail.contains("cannot connect")
+        })
+        .await;
         let again = Runtime::start_with(&node.nri_sockets[0], Options::default(), world);
         runtime = again.await.unwrap();
         let accepting = Instant::now();
