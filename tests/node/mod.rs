@@ -302,9 +302,13 @@ fn spawn(
     nri_sockets: &[PathBuf],
     wrapper: &[&str],
 ) -> Process {
-    let program = env!("CARGO_BIN_EXE_nri-leased");
+    // Another build of it, for figures.
+    let program = match std::env::var("NRI_LEASE_BIN") {
+        Ok(dir) => format!("{dir}/nri-leased"),
+        Err(_) => env!("CARGO_BIN_EXE_nri-leased").to_owned(),
+    };
     let mut command = match wrapper {
-        [] => CommandLine::new(program),
+        [] => CommandLine::new(&program),
         [first, rest @ ..] => CommandLine::new(first)
             .args(rest.iter().copied())
             .arg(program),
