@@ -283,6 +283,16 @@ impl Config {
                 "must be between leases.min_ttl and leases.max_ttl".to_owned(),
             ));
         }
+        for registrar in &self.registrar {
+            globset::Glob::new(&registrar.plugin).map_err(|error| {
+                let problem = format!(
+                    "{:?} is no glob on plugin names: {}",
+                    registrar.plugin,
+                    error.kind()
+                );
+                ("registrar.plugin", problem)
+            })?;
+        }
         let mut counts = BTreeMap::new();
         counts.insert("leases.max_leases", leases.max_leases);
         counts.insert("leases.max_holders", leases.max_holders);

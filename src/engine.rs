@@ -14,6 +14,7 @@ use nri_lease_state::record::{RecordKey, Tree as RecordTree};
 use nri_lease_state::rules::{Applied, Change, Command, Durability, Limits, Refusal, Reply, State};
 use nri_lease_state::store::{CommitError, Store, Ticket, Tree, Write};
 use nri_lease_state::time::Boottime;
+use nri_lease_state::{PluginName, ProcessKey};
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{error, warn};
 
@@ -22,7 +23,6 @@ use crate::enforce::policy::Policy;
 use crate::enforce::snapshot::{Published, Snapshot};
 use crate::events::{Event, Events};
 use crate::presence::{self, HolderSpec, Tracker};
-use nri_lease_proto::lease::types::EventKind;
 
 /// Commands that may wait; further callers wait in their own task.
 const QUEUE: usize = 1024;
@@ -176,6 +176,10 @@ impl Task {
     ) {
         self.apply_now(Command::Tick, None);
         loop {
+            // What was seen before a command came is told before the command counts.
+            while let Ok(event) = presence.try_recv() {
+                self.presence_changed(Ok(event));
+            }
             self.start_group();
             self.publish();
             tokio::select! {
@@ -379,16 +383,12 @@ impl Task {
             Ok(presence::Event::ProcessGone { process }) => {
                 self.apply_now(Command::HolderLost { process }, None);
             }
-            Ok(presence::Event::Connected { process, .. }) => self.tell_holder(
-                EventKind::EVENT_KIND_CONNECTED,
-                process,
-                "is connected to the runtime and synchronised",
-            ),
-            Ok(presence::Event::Disconnected { process, .. }) => self.tell_holder(
-                EventKind::EVENT_KIND_DISCONNECTED,
-                process,
-                "is not connected to the runtime any more",
-            ),
+            Ok(presence::Event::Connected { process, .. }) => {
+                self.tell_holder(process, Event::holder_connected);
+            }
+            Ok(presence::Event::Disconnected { process, .. }) => {
+                self.tell_holder(process, Event::holder_disconnected);
+            }
             Err(broadcast::error::RecvError::Lagged(missed)) => {
                 warn!(
                     missed,
@@ -409,19 +409,12 @@ impl Task {
         }
     }
 
-    fn tell_holder(&self, kind: EventKind, process: nri_lease_state::ProcessKey, what: &str) {
-        let held = self.parts.state.leases().values().filter(|lease| {
-            lease
-                .holders
-                .iter()
-                .any(|holder| holder.facts.process == process)
-        });
-        for lease in held {
-            self.parts.events.tell(Event {
-                plugin: Some(lease.plugin.to_string()),
-                pid: Some(process.pid),
-                ..Event::new(kind, format!("holder pid {} {what}", process.pid))
-            });
+    /// Tells it of every lease that the process holds.
+    fn tell_holder(&self, process: ProcessKey, event: fn(&PluginName, ProcessKey) -> Event) {
+        for lease in self.parts.state.leases().values() {
+            if lease.is_held_by(process) {
+                self.parts.events.tell(event(&lease.plugin, process));
+            }
         }
     }
 }

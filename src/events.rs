@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use nri_lease_proto::lease::types::EventKind;
-use nri_lease_state::rules;
+use nri_lease_state::{PluginName, ProcessKey, rules};
 use tokio::sync::broadcast;
 
 use crate::enforce::record::PodRef;
@@ -35,6 +35,26 @@ impl Event {
             pod: None,
             container: None,
             message,
+        }
+    }
+
+    /// A holder of `plugin` is bound to a runtime.
+    pub fn holder_connected(plugin: &PluginName, holder: ProcessKey) -> Self {
+        let what = "is connected to the runtime and synchronised";
+        Self::of_holder(EventKind::EVENT_KIND_CONNECTED, plugin, holder, what)
+    }
+
+    /// A holder of `plugin` has lost its connection.
+    pub fn holder_disconnected(plugin: &PluginName, holder: ProcessKey) -> Self {
+        let what = "is not connected to the runtime any more";
+        Self::of_holder(EventKind::EVENT_KIND_DISCONNECTED, plugin, holder, what)
+    }
+
+    fn of_holder(kind: EventKind, plugin: &PluginName, holder: ProcessKey, what: &str) -> Self {
+        Self {
+            plugin: Some(plugin.to_string()),
+            pid: Some(holder.pid),
+            ..Self::new(kind, format!("holder pid {} {what}", holder.pid))
         }
     }
 }

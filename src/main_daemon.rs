@@ -95,7 +95,7 @@ pub fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = load_config(arguments)?;
-    let policy = Arc::new(Policy::compile(&config)?);
+    let policy = compile(arguments, &config)?;
     if arguments.check_config {
         println!("the configuration is good");
         return Ok(());
@@ -111,16 +111,23 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     outcome
 }
 
+fn config_path(arguments: &Arguments) -> &Path {
+    let given = arguments.config.as_deref();
+    given.unwrap_or(Path::new(DEFAULT_CONFIG))
+}
+
 fn load_config(arguments: &Arguments) -> anyhow::Result<Config> {
-    let (path, must_exist) = match &arguments.config {
-        Some(path) => (path.as_path(), true),
-        None => (Path::new(DEFAULT_CONFIG), false),
-    };
-    let mut config = Config::load(path, must_exist)?;
+    let mut config = Config::load(config_path(arguments), arguments.config.is_some())?;
     if !arguments.nri_socket.is_empty() {
         config.runtime.nri_sockets = arguments.nri_socket.clone();
     }
     Ok(config)
+}
+
+fn compile(arguments: &Arguments, config: &Config) -> anyhow::Result<Arc<Policy>> {
+    let policy = Policy::compile(config);
+    let policy = policy.with_context(|| config_path(arguments).display().to_string())?;
+    Ok(Arc::new(policy))
 }
 
 async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> anyhow::Result<()> {
@@ -575,8 +582,11 @@ async fn until_terminated(arguments: &Arguments, daemon: &Arc<Daemon>, mut signa
 
 /// SIGHUP: a configuration that cannot be used changes nothing.
 async fn reload(arguments: &Arguments, daemon: &Arc<Daemon>) {
-    let loaded =
-        load_config(arguments).and_then(|config| Ok((Arc::new(Policy::compile(&config)?), config)));
+    let loaded = load_config(arguments).and_then(|mut config| {
+        // Sessions go on under the name and index that they registered with.
+        config.runtime = daemon.config.load().runtime.clone();
+        Ok((compile(arguments, &config)?, config))
+    });
     match loaded {
         Ok((policy, config)) => {
             daemon.engine.reload(policy, limits(&config)).await;

@@ -2,10 +2,11 @@
 //! frame by frame before ttrpc sees them.
 //!
 //! ttrpc-rust allocates up to 4 MiB from a frame's header, answers every malformed frame, starts a
-//! task for each request, and never closes an idle connection. Here a frame must have a sane
-//! header, be small and be complete in time, and requests in flight are counted and bounded. This
+//! task for each frame, and never closes an idle connection. Here a frame must have a sane header,
+//! be small and be complete in time, and what waits for an answer is counted and bounded. This
 //! file knows ttrpc's frame header and nothing of our services.
 
+use std::collections::HashMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,13 +24,21 @@ pub const MAX_FRAME: u32 = 256 << 10;
 /// A first frame must begin, and any frame must be complete, within this time.
 const FRAME_TIME: Duration = Duration::from_secs(10);
 /// Requests of one connection that may wait for their answer; more are left in the socket.
-const MAX_IN_FLIGHT: usize = 32;
+const MAX_REQUESTS: usize = 32;
+/// Messages on streams that may wait for theirs, of all streams of one connection together. ttrpc
+/// puts each into a task of its own, without a bound, while the stream's reader or the peer that
+/// should read the answers is slow.
+const MAX_MESSAGES: usize = 16;
+/// Streams that the peer sends on, open at once on one connection: one KeepAlive a plugin.
+const MAX_STREAMS: usize = 64;
 
 const HEADER: usize = 10;
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
 const DATA: u8 = 3;
 const REMOTE_CLOSED: u8 = 1;
+/// On a request: the peer will send messages on the stream.
+const REMOTE_OPEN: u8 = 2;
 
 /// What the accept loop knows of a connection while it lives.
 #[derive(Debug, Default)]
@@ -113,11 +122,96 @@ impl Frames {
     }
 }
 
+/// What the peer waits for, or will have to read.
+#[derive(Debug, Default)]
+struct Unanswered {
+    of_stream: HashMap<u32, Waiting>,
+    /// Sums over `of_stream`.
+    requests: usize,
+    streams: usize,
+    messages: usize,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    request: Option<Request>,
+    messages: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Request {
+    /// Has said everything; also one that is answered with a stream.
+    Whole,
+    /// Opened a stream to send on.
+    Stream,
+}
+
+impl Unanswered {
+    /// Nothing further is read until something is answered. A stream does not count as a request:
+    /// it may live for ever, and its messages have to be read.
+    fn is_full(&self) -> bool {
+        self.requests >= MAX_REQUESTS || self.messages >= MAX_MESSAGES
+    }
+
+    fn received(&mut self, header: Header) -> io::Result<()> {
+        if header.kind == DATA {
+            // On a stream that is not open, too: ttrpc answers that with an error.
+            self.of_stream.entry(header.stream_id).or_default().messages += 1;
+            self.messages += 1;
+            return Ok(());
+        }
+        let waiting = self.of_stream.entry(header.stream_id).or_default();
+        if waiting.request.is_some() {
+            let message = format!("stream {} is open already", header.stream_id);
+            return Err(refused(message));
+        }
+        if header.flags & REMOTE_OPEN == 0 {
+            waiting.request = Some(Request::Whole);
+            self.requests += 1;
+            return Ok(());
+        }
+        if self.streams >= MAX_STREAMS {
+            let message = format!("more than {MAX_STREAMS} streams on one connection");
+            return Err(refused(message));
+        }
+        waiting.request = Some(Request::Stream);
+        self.streams += 1;
+        Ok(())
+    }
+
+    fn sent(&mut self, header: Header) {
+        let Some(waiting) = self.of_stream.get_mut(&header.stream_id) else {
+            return;
+        };
+        let last =
+            header.kind == RESPONSE || (header.kind == DATA && header.flags & REMOTE_CLOSED != 0);
+        if last && let Some(request) = waiting.request {
+            // Messages that its handler has not taken go unanswered.
+            self.messages -= waiting.messages;
+            match request {
+                Request::Whole => self.requests -= 1,
+                Request::Stream => self.streams -= 1,
+            }
+            self.of_stream.remove(&header.stream_id);
+            return;
+        }
+        // A watch sends without having been sent anything.
+        if waiting.messages > 0 {
+            waiting.messages -= 1;
+            self.messages -= 1;
+        }
+        if waiting.messages == 0 && waiting.request.is_none() {
+            self.of_stream.remove(&header.stream_id);
+        }
+    }
+}
+
 /// A connection that ttrpc may be given.
 pub struct Guarded {
     stream: UnixStream,
     incoming: Frames,
     outgoing: Frames,
+    unanswered: Unanswered,
     /// A peer that has not yet sent a byte, or is in the middle of a frame, has until `deadline`.
     seen_any: bool,
     deadline: Pin<Box<Sleep>>,
@@ -144,6 +238,7 @@ impl Guarded {
             stream,
             incoming: Frames::default(),
             outgoing: Frames::default(),
+            unanswered: Unanswered::default(),
             seen_any: false,
             deadline: Box::pin(sleep_until(Instant::now() + FRAME_TIME)),
             held_back: None,
@@ -157,12 +252,14 @@ impl Guarded {
     }
 
     fn touch(&self) {
+        let in_flight = self.unanswered.requests + self.unanswered.streams;
+        self.activity.in_flight.store(in_flight, Ordering::Relaxed);
         let now = self.epoch.elapsed().as_millis() as u64;
         self.activity.last_used.store(now, Ordering::Relaxed);
     }
 
     fn inspect_incoming(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let activity = &self.activity;
+        let unanswered = &mut self.unanswered;
         let began = self.incoming.at_boundary() && !bytes.is_empty();
         self.incoming.advance(bytes, |header| {
             if header.length > MAX_FRAME {
@@ -174,10 +271,7 @@ impl Guarded {
             if header.stream_id % 2 == 0 || !matches!(header.kind, REQUEST | DATA) {
                 return Err(refused("not a ttrpc request".to_owned()));
             }
-            if header.kind == REQUEST {
-                activity.in_flight.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok(())
+            unanswered.received(header)
         })?;
         if began && !self.incoming.at_boundary() {
             self.deadline.as_mut().reset(Instant::now() + FRAME_TIME);
@@ -188,18 +282,9 @@ impl Guarded {
     }
 
     fn inspect_outgoing(&mut self, bytes: &[u8]) {
-        let activity = &self.activity;
+        let unanswered = &mut self.unanswered;
         let outcome = self.outgoing.advance(bytes, |header| {
-            let ends = header.kind == RESPONSE
-                || (header.kind == DATA && header.flags & REMOTE_CLOSED != 0);
-            if ends {
-                // An error that answers a malformed frame has no request to it.
-                let _ = activity.in_flight.fetch_update(
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                    |count| count.checked_sub(1),
-                );
-            }
+            unanswered.sent(header);
             Ok(())
         });
         debug_assert!(outcome.is_ok(), "nothing is refused in this direction");
@@ -224,8 +309,7 @@ impl AsyncRead for Guarded {
         if this.evicted.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Err(refused("closed to make room".to_owned())));
         }
-        let in_flight = this.activity.in_flight.load(Ordering::Relaxed);
-        if this.incoming.at_boundary() && in_flight >= MAX_IN_FLIGHT {
+        if this.incoming.at_boundary() && this.unanswered.is_full() {
             this.held_back = Some(cx.waker().clone());
             return Poll::Pending;
         }
@@ -328,14 +412,14 @@ mod tests {
     async fn requests_beyond_the_bound_wait_for_answers() {
         let (ours, mut theirs, activity) = guarded();
         let (mut read, mut write) = tokio::io::split(ours);
-        for request in 0..=MAX_IN_FLIGHT as u32 {
+        for request in 0..=MAX_REQUESTS as u32 {
             theirs
                 .write_all(&header(0, request * 2 + 1, REQUEST))
                 .await
                 .unwrap();
         }
         let mut frame = [0; HEADER];
-        for _ in 0..MAX_IN_FLIGHT {
+        for _ in 0..MAX_REQUESTS {
             read.read_exact(&mut frame).await.unwrap();
         }
         assert!(!activity.is_idle());
@@ -344,6 +428,50 @@ mod tests {
         assert!(!last.is_finished());
         write.write_all(&header(0, 1, RESPONSE)).await.unwrap();
         last.await.unwrap().unwrap();
+    }
+
+    fn of(stream_id: u32, kind: u8, flags: u8) -> Header {
+        Header {
+            length: 0,
+            stream_id,
+            kind,
+            flags,
+        }
+    }
+
+    #[test]
+    fn open_streams_hold_nothing_back_and_their_unanswered_messages_do() {
+        let mut waiting = Unanswered::default();
+        for stream in 0..MAX_STREAMS as u32 {
+            let open = of(2 * stream + 1, REQUEST, REMOTE_OPEN);
+            waiting.received(open).unwrap();
+        }
+        assert!(!waiting.is_full());
+        assert!(waiting.received(of(1, REQUEST, 0)).is_err());
+        assert!(waiting.received(of(999, REQUEST, REMOTE_OPEN)).is_err());
+        for _ in 0..MAX_MESSAGES {
+            waiting.received(of(1, DATA, 0)).unwrap();
+        }
+        assert!(waiting.is_full());
+        waiting.sent(of(1, DATA, 0));
+        assert!(!waiting.is_full());
+        // The end of the stream, with messages that nobody has taken.
+        waiting.sent(of(1, DATA, REMOTE_CLOSED));
+        assert_eq!((waiting.messages, waiting.streams), (0, MAX_STREAMS - 1));
+    }
+
+    #[test]
+    fn messages_for_no_stream_are_answered_one_by_one() {
+        let mut waiting = Unanswered::default();
+        for _ in 0..MAX_MESSAGES {
+            waiting.received(of(7, DATA, 0)).unwrap();
+        }
+        assert!(waiting.is_full());
+        for _ in 0..MAX_MESSAGES {
+            waiting.sent(of(7, RESPONSE, 0));
+        }
+        assert_eq!(waiting.messages, 0);
+        assert!(waiting.of_stream.is_empty());
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@
 //! become known later, see [`Followed`].
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,8 +27,9 @@ use super::convert::{self, denied, invalid, not_found};
 use super::peer::Peer;
 use super::server::Caller;
 use crate::daemon::Daemon;
-use crate::presence::ConnectionState;
+use crate::events::Event;
 use crate::presence::proc::{self, ProcessFacts};
+use crate::presence::{ConnectionState, Settled};
 
 /// How long a registration waits for the plugin's connection to be bound, so that the lease is not
 /// enforced against a plugin that is there. Past it the lease counts all the same.
@@ -41,13 +43,19 @@ const FOLLOW_LONGEST: Duration = Duration::from_secs(30);
 pub struct RegistryService {
     daemon: Arc<Daemon>,
     caller: Caller,
+    /// A renewal's look at the holders' connections is under way.
+    looking: Arc<AtomicBool>,
 }
 
 type Answer<T> = ttrpc::Result<T>;
 
 impl RegistryService {
     pub fn new(daemon: Arc<Daemon>, caller: Caller) -> Self {
-        Self { daemon, caller }
+        Self {
+            daemon,
+            caller,
+            looking: Arc::default(),
+        }
     }
 
     fn peer(&self) -> Answer<&Peer> {
@@ -77,7 +85,13 @@ impl RegistryService {
         };
         self.drop_dead_holders(&plugin).await;
         // Before the lease counts: the plugin may be connected already.
-        self.daemon.tracker.settle(facts.key(), SETTLE).await;
+        let settled = self.daemon.tracker.settle(facts.key(), SETTLE);
+        // The tracker keeps to SETTLE by itself, unless it is too busy to look at the clock.
+        let settled = tokio::time::timeout(2 * SETTLE, settled).await;
+        let is_new = self
+            .daemon
+            .live_lease(plugin.as_str())
+            .is_none_or(|lease| !lease.is_held_by(facts.key()));
         let command = Command::Register {
             plugin: plugin.clone(),
             ttl,
@@ -91,6 +105,11 @@ impl RegistryService {
         let Reply::Registered { lease } = reply.map_err(convert::status)? else {
             return Err(unexpected());
         };
+        if is_new && settled == Ok(Settled::Bound) {
+            // The tracker has told so before there was a lease that it concerned.
+            let connected = Event::holder_connected(&lease.plugin, facts.key());
+            self.daemon.events.tell(connected);
+        }
         // It may have ended before it was watched.
         if proc::key_of(facts.pid).ok() != Some(facts.key()) {
             let process = facts.key();
@@ -243,10 +262,9 @@ impl RegistryService {
                 Some(followed) => followed.look().await.unwrap_or(holder.process),
                 None => holder.process,
             };
-            let tracker = self.daemon.tracker.clone();
-            tokio::spawn(async move { tracker.rescan_now(process).await });
             holders.push(process);
         }
+        self.look_at(holders.clone());
         let command = Command::Renew { plugin, holders };
         let reply = self.daemon.engine.carry_out(command).await;
         let Reply::Renewed { lease } = reply.map_err(convert::status)? else {
@@ -261,6 +279,21 @@ impl RegistryService {
             generation: lease.generation,
             ..Default::default()
         })
+    }
+
+    /// Looks for connections that the holders have made since, one look at a time: a peer that
+    /// renews faster than that must not fill the tracker's queue, in which registrations wait.
+    fn look_at(&self, holders: Vec<ProcessKey>) {
+        if self.looking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (tracker, looking) = (self.daemon.tracker.clone(), self.looking.clone());
+        tokio::spawn(async move {
+            for holder in holders {
+                tracker.rescan_now(holder).await;
+            }
+            looking.store(false, Ordering::Release);
+        });
     }
 
     /// Pins may be set by whoever may register the plugin's name.

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::process::ProcessKey;
 use crate::record::{Grace, LeaseRecord};
 use crate::scope::CompiledScope;
 use crate::time::{Boottime, Now};
@@ -40,6 +41,12 @@ impl Lease {
     /// neither shortens nor lengthens a lease.
     pub fn counts_at(&self, at: Boottime) -> bool {
         self.ends_at().is_none_or(|end| at < end)
+    }
+
+    /// Whether the process is one of its holders.
+    pub fn is_held_by(&self, process: ProcessKey) -> bool {
+        let mut holders = self.record.holders.iter();
+        holders.any(|holder| holder.facts.process == process)
     }
 
     /// Time left; while the end is not known, what is left without grace.
