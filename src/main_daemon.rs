@@ -19,7 +19,7 @@ use nri_lease_state::time::Boottime;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::clock::SystemClock;
 use crate::config::Config;
@@ -334,12 +334,23 @@ fn start_nri_thread(daemon: &Arc<Daemon>, hooks: Arc<Hooks>) -> io::Result<()> {
     std::thread::Builder::new()
         .name("nri".to_owned())
         .spawn(move || {
+            // Every pod of the node waits for it, and a runtime that has just started does not.
+            if let Err(error) = hurry() {
+                debug!(%error, "hooks are answered at normal priority");
+            }
             runtime.block_on(async {
                 let sessions = contexts.into_iter().map(supervisor::run);
                 futures::future::join_all(sessions).await;
             });
         })?;
     Ok(())
+}
+
+/// Raises the priority of this thread; needs CAP_SYS_NICE.
+fn hurry() -> io::Result<()> {
+    const NICE: i32 = -10;
+    let thread = rustix::thread::gettid();
+    Ok(rustix::process::setpriority_process(Some(thread), NICE)?)
 }
 
 /// A runtime has told us its pods.

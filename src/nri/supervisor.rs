@@ -1,12 +1,13 @@
 //! Keeps a session with one runtime: waits for its socket to appear, connects the moment it
 //! accepts, and starts again when the session ends.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -42,13 +43,15 @@ pub async fn run(context: RuntimeContext) {
     let socket = context.status.socket.clone();
     let mut fallback = Generation::WithValidation;
     let mut backoff = BACKOFF_MIN;
+    let mut is_new = false;
     loop {
-        let (stream, fence) = connect(&context, &mut backoff).await;
-        debug!(socket = %socket.display(), "connected");
+        let (stream, fence) = connect(&context, &mut backoff, is_new).await;
+        is_new = false;
         context
             .status
             .set_disconnected("connected; waiting for the runtime to synchronise us".to_owned());
         let end = session::run(&context, stream, fallback, fence).await;
+        let wants_pause = matches!(end, End::BeforeSync(_));
         let detail = match end {
             End::AfterSync(detail) => {
                 context.tracker.runtime_lost(context.status.id);
@@ -71,20 +74,43 @@ pub async fn run(context: RuntimeContext) {
             }
         };
         context.status.set_disconnected(detail);
-        pause(&mut backoff).await;
+        if wants_pause {
+            // A runtime that starts meanwhile is not kept waiting.
+            match SocketWatch::new(&socket) {
+                Ok(watch) => tokio::select! {
+                    () = watch.changed() => {
+                        backoff = BACKOFF_MIN;
+                        is_new = true;
+                    }
+                    () = pause(&mut backoff) => {}
+                },
+                Err(_) => pause(&mut backoff).await,
+            }
+        }
     }
 }
 
 /// Connects as soon as the runtime accepts. The fence is taken before: what it binds was accepted
 /// before our own connection, however long we had to wait for it.
-async fn connect(context: &RuntimeContext, backoff: &mut Duration) -> (UnixStream, OwnFence) {
+async fn connect(
+    context: &RuntimeContext,
+    backoff: &mut Duration,
+    is_new: bool,
+) -> (UnixStream, OwnFence) {
     let socket = &context.status.socket;
+    // Its file has appeared just now: it may not listen yet.
+    if is_new && let Some(connected) = connect_eagerly(context).await {
+        return connected;
+    }
     loop {
         let fence = context.tracker.before_own_connect(context.status.id).await;
         // Before the attempt, so that nothing is missed between the two.
         let watch = SocketWatch::new(socket);
         let error = match UnixStream::connect(socket).await {
-            Ok(stream) => return (stream, fence),
+            Ok(stream) => {
+                debug!(socket = %socket.display(), "connected");
+                return (stream, fence);
+            }
             Err(error) => error,
         };
         context
@@ -115,7 +141,10 @@ async fn connect_eagerly(context: &RuntimeContext) -> Option<(UnixStream, OwnFen
     while Instant::now() < give_up {
         let fence = context.tracker.before_own_connect(context.status.id).await;
         match UnixStream::connect(&context.status.socket).await {
-            Ok(stream) => return Some((stream, fence)),
+            Ok(stream) => {
+                debug!(socket = %context.status.socket.display(), "connected at once");
+                return Some((stream, fence));
+            }
             Err(_) => tokio::task::yield_now().await,
         }
     }
@@ -131,6 +160,8 @@ async fn pause(backoff: &mut Duration) {
 /// An inotify watch on the nearest directory that exists on the way to a path.
 struct SocketWatch {
     inotify: AsyncFd<Pollable<Inotify>>,
+    /// The socket's name, when its own directory is watched: others come and go there, too.
+    name: Option<OsString>,
 }
 
 impl SocketWatch {
@@ -147,8 +178,13 @@ impl SocketWatch {
                 return Err(error.into());
             }
         }
+        let name = match socket.parent() == Some(&directory) {
+            true => socket.file_name().map(ToOwned::to_owned),
+            false => None,
+        };
         Ok(Self {
             inotify: watched(inotify)?,
+            name,
         })
     }
 
@@ -158,7 +194,17 @@ impl SocketWatch {
                 return std::future::pending().await;
             };
             match guard.try_io(|inotify| inotify.get_ref().0.read_events().map_err(Into::into)) {
-                Ok(_) => return,
+                Ok(Ok(events)) => {
+                    // Without a name: the directory itself has gone, or more happened than fits.
+                    let is_ours = |event: &InotifyEvent| match (&event.name, &self.name) {
+                        (Some(name), Some(ours)) => name == ours,
+                        _ => true,
+                    };
+                    if events.iter().any(is_ours) {
+                        return;
+                    }
+                }
+                Ok(Err(_)) => return,
                 Err(_would_block) => {}
             }
         }

@@ -28,6 +28,12 @@ pub const TESTS: &[(&str, Run)] = &[
         fails_in_create(v, &Fault::Kill)
     }),
     ("hangs_before_create_container", hangs_in_create),
+    ("reconnects_in_run_pod_sandbox", reconnects_in_run_pod),
+    ("reconnects_in_create_container", reconnects_in_create),
+    (
+        "reconnected_between_sandbox_and_container_is_there",
+        reconnects_between,
+    ),
     ("killed_while_idle_one_second_before", killed_while_idle),
     (
         "back_50_ms_after_run_pod_sandbox_is_no_excuse_where_unvetted_is_refused",
@@ -98,6 +104,48 @@ fn hangs_in_create(version: Version) -> Result<()> {
     let outcome = node.container_is_refused(&sandbox, "second");
     plugin.thaw();
     println!("{}", outcome?);
+    Ok(())
+}
+
+const AT_ONCE: Fault = Fault::Disconnect {
+    reconnect_after: Some(Duration::ZERO),
+};
+
+fn reconnects_in_run_pod(version: Version) -> Result<()> {
+    let node = Node::start(version, "[enforcement]\nunvetted_sandboxes = \"reject\"\n")?;
+    let plugin = node.leased_plugin()?;
+    plugin.fault("run_pod_sandbox", &AT_ONCE)?;
+    // Back before anybody asks; but for this sandbox it was not there.
+    println!("{}", node.sandbox_does_not_pass("missed")?);
+    plugin.wait_synchronized()?;
+    node.wait_state(PLUGIN, "present")?;
+    node.pod_starts("after")?;
+    Ok(())
+}
+
+fn reconnects_in_create(version: Version) -> Result<()> {
+    let node = Node::start(version, "")?;
+    let plugin = node.leased_plugin()?;
+    let (sandbox, _) = node.pod_starts("pod")?;
+    plugin.fault("create_container", &AT_ONCE)?;
+    println!("{}", node.container_is_refused(&sandbox, "missed")?);
+    plugin.wait_synchronized()?;
+    // Nobody has told the daemon, nor has it to be waited for: the hook looks for itself.
+    let container = node.container(&sandbox, "after")?;
+    ensure!(plugin.processed_container(&container)?);
+    Ok(())
+}
+
+fn reconnects_between(version: Version) -> Result<()> {
+    let node = Node::start(version, "")?;
+    let plugin = node.leased_plugin()?;
+    node.pod_starts("earlier")?; // on runtimes with lists, its index is known from now on
+    let sandbox = node.sandbox("pod")?;
+    ensure!(plugin.processed_pod(&sandbox)?);
+    plugin.disconnect(Some(Duration::ZERO))?;
+    plugin.wait_synchronized()?;
+    let container = node.container(&sandbox, "main")?;
+    ensure!(plugin.processed_container(&container)?);
     Ok(())
 }
 

@@ -131,8 +131,10 @@ fn slow_stop(version: Version) -> Result<()> {
     let cri = node.containerd.cri();
 
     let stopping = cri.stop_container_pending(&stubborn, GRACE.as_secs() as u32)?;
-    // The request is under way once the container has got its signal; it is ignored, so nothing
-    // shows. What shows is that a plugin that connects now is not synchronised.
+    let line = format!("StopContainer for \\\"{stubborn}\\\" with timeout");
+    wait_until("the stop to be under way", PATIENCE, || {
+        node.containerd.log().contains(&line)
+    })?;
     plugin.disconnect(Some(Duration::ZERO))?;
     wait_until("the plugin to be connected again", PATIENCE, || {
         plugin
