@@ -22,12 +22,13 @@ const TTL: &str = "60s";
 const INDEX: &str = "10";
 
 pub struct Node {
-    pub containerd: Containerd,
     daemon: Option<Daemon>,
     plugin: Option<Plugin>,
     /// Keeps the current plugin process's lease alive, as the plugin itself would.
     registrar: Option<Child>,
     pub shared: Arc<Shared>,
+    // Last: its directory, with everybody's logs, goes with it.
+    pub containerd: Containerd,
 }
 
 impl Node {
@@ -250,6 +251,18 @@ impl Node {
             .filter(|pod| pod.state == "SANDBOX_READY" && !self.shared.knows(&pod.id))
             .map(|pod| format!("{} {}", pod.name, pod.id))
             .collect())
+    }
+
+    /// Where a runtime that hangs does so, in its log.
+    pub fn dump_containerd(&self) {
+        if let Some(pid) = self.containerd.pid() {
+            process::signal(pid, nix::sys::signal::Signal::SIGUSR1);
+        }
+        let log = self.shared.dir.join("containerd.log");
+        // The end of a dump is no other line than its own.
+        let _ = wait_until("the dump", Duration::from_secs(5), || {
+            std::fs::read_to_string(&log).is_ok_and(|log| log.contains("END goroutine stack dump"))
+        });
     }
 
     /// How the runtime is restarted.

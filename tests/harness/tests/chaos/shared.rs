@@ -107,6 +107,7 @@ pub struct Shared {
     pub stop: AtomicBool,
     record: Mutex<Record>,
     run_dir: PathBuf,
+    pub dir: PathBuf,
     /// When and what was admitted; uncovered ones too.
     admitted: Mutex<Vec<(Time, Kind)>>,
     known: Mutex<HashSet<String>>,
@@ -137,6 +138,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             record: Mutex::new(Record::at(&dir.join(format!("{PLUGIN}.record")))),
             run_dir: Self::daemon_dir(dir).join("run"),
+            dir: dir.to_owned(),
             admitted: Mutex::default(),
             known: Mutex::default(),
             violations: Mutex::default(),
@@ -301,7 +303,9 @@ impl Shared {
     }
 
     pub fn violated(&self, what: String, pod: &str, begin: Time, end: Time) {
-        println!("VIOLATION ({}) {what}, pod {pod}", self.variant.name());
+        if self.variant.config().is_some() {
+            println!("VIOLATION ({}) {what}, pod {pod}", self.variant.name());
+        }
         lock(&self.violations).push(Violation {
             what,
             pod: pod.to_owned(),
@@ -323,8 +327,8 @@ impl Shared {
         lock(&self.known).contains(id)
     }
 
-    /// The first violations with what happened around them. The variants that are there for
-    /// comparison have many by nature: only those of our own are shown.
+    /// The first violations with what happened around them; not those of the variants that are there
+    /// for comparison, which have many by nature.
     pub fn timelines(&self) -> Result<String> {
         let mut text = String::new();
         for sample in lock(&self.samples).iter() {

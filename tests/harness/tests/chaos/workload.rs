@@ -138,8 +138,7 @@ impl Worker<'_> {
                 };
                 self.delete(&found);
             } else {
-                let _ = self.shared.cri.stop_pod(&item.id);
-                let _ = self.shared.cri.remove_pod(&item.id);
+                let _ = self.remove(&item.id);
             }
         }
         Ok(())
@@ -205,14 +204,30 @@ impl Worker<'_> {
         }
     }
 
+    /// In the kubelet's order. A sandbox that still has containers must not be removed: containerd
+    /// (1.7.30, 2.2.7 and 2.3.4) takes the lock that holds plugins back once for RemovePodSandbox
+    /// and, inside, once more for RemoveContainer, and hangs for good when a plugin connects
+    /// between the two.
+    fn remove(&self, sandbox: &str) -> Result<()> {
+        let cri = &self.shared.cri;
+        let containers = cri.containers()?;
+        let inside = || containers.iter().filter(|c| c.pod == sandbox);
+        for container in inside().filter(|c| c.state == "CONTAINER_RUNNING") {
+            cri.stop_container(&container.id, 0)?;
+        }
+        cri.stop_pod(sandbox)?;
+        for container in inside() {
+            cri.remove_container(&container.id)?;
+        }
+        cri.remove_pod(sandbox)
+    }
+
     fn delete(&mut self, running: &Running) {
         self.check_listed(running);
         for _ in 0..50 {
-            let cri = &self.shared.cri;
-            let done = cri
-                .stop_pod(&running.sandbox)
-                .and_then(|()| cri.remove_pod(&running.sandbox));
-            let Err(error) = done else { return };
+            let Err(error) = self.remove(&running.sandbox) else {
+                return;
+            };
             if self.shared.is_over() {
                 return;
             }
