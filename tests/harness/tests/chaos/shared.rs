@@ -119,6 +119,8 @@ pub struct Shared {
 const BEFORE: Time = 3 * SECOND;
 const AFTER: Time = 500 * MILLISECOND;
 const SHOWN: usize = 3;
+/// So many are said at once.
+const SAID: usize = 10;
 
 impl Shared {
     pub fn new(variant: Variant, containerd: &Containerd) -> Result<Self> {
@@ -303,10 +305,11 @@ impl Shared {
     }
 
     pub fn violated(&self, what: String, pod: &str, begin: Time, end: Time) {
-        if self.variant.config().is_some() {
+        let mut violations = lock(&self.violations);
+        if self.variant.config().is_some() && violations.len() < SAID {
             println!("VIOLATION ({}) {what}, pod {pod}", self.variant.name());
         }
-        lock(&self.violations).push(Violation {
+        violations.push(Violation {
             what,
             pod: pod.to_owned(),
             begin,
@@ -346,7 +349,9 @@ impl Shared {
                 end,
             } = violation;
             text.push_str(&format!(
-                "  {what}\n  pod {pod}, call from {begin} to {end} ns boottime; 0 is {} ns:\n",
+                "  {what}\n  pod {pod}; the call took from {} to {} ms; 0 is {} ns of CLOCK_BOOTTIME\n",
+                BEFORE / MILLISECOND,
+                (end - begin + BEFORE) / MILLISECOND,
                 begin - BEFORE
             ));
             text.push_str(
