@@ -1,6 +1,8 @@
 # make test   everything that can be tested: Rust, real runtimes, NRI's own code
 # make lint   formatting, clippy, go vet, and licences where cargo-deny is installed
 # make man    the manual pages in docs/man, from the programs themselves
+# make chaos  ten minutes of faults on a real containerd (CHAOS_SECONDS, CHAOS_SEED, see
+#             tests/harness/tests/chaos/main.rs); a short run of it is part of make test
 # make demo   the whole story with a simulated runtime, in a few seconds
 #
 # From a fresh clone, as root, on Debian or Ubuntu with cargo and go installed.
@@ -13,7 +15,7 @@ GO    ?= go
 # missing; elsewhere than on Debian they have to be there already.
 packages := runc busybox-static iproute2 strace util-linux systemd
 
-.PHONY: demo test lint deps go fmt man
+.PHONY: demo test chaos lint deps go fmt man
 
 demo:
 	$(CARGO) build --locked --bins
@@ -22,6 +24,10 @@ demo:
 test: deps go
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) test --locked --workspace
+
+chaos: deps go
+	$(CARGO) build --locked --workspace --bins
+	CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(CARGO) test --locked -p nri-lease-harness --test chaos
 
 lint:
 	$(CARGO) fmt --all --check

@@ -49,6 +49,9 @@ enum Job {
         policy: Arc<Policy>,
         limits: Box<Limits>,
     },
+    Publish {
+        done: oneshot::Sender<()>,
+    },
     Stop {
         done: oneshot::Sender<()>,
     },
@@ -92,6 +95,7 @@ impl Engine {
             group: None,
             waiting: VecDeque::new(),
             holders: Vec::new(),
+            awaiting: Vec::new(),
             dirty: true,
             parts,
         };
@@ -124,6 +128,15 @@ impl Engine {
         };
         // Gone only at shutdown.
         let _ = self.jobs.send(job).await;
+    }
+
+    /// Waits until hooks see what was told before.
+    pub async fn settled(&self) {
+        let (done, settled) = oneshot::channel();
+        if self.jobs.send(Job::Publish { done }).await.is_ok() {
+            // An error is the task having ended.
+            let _ = settled.await;
+        }
     }
 
     /// Takes a new configuration over.
@@ -165,6 +178,8 @@ struct Task {
     waiting: VecDeque<(Command, Option<Replier>)>,
     /// As last told to the tracker.
     holders: Vec<HolderSpec>,
+    /// Who waits for the next publication.
+    awaiting: Vec<oneshot::Sender<()>>,
     dirty: bool,
 }
 
@@ -182,6 +197,10 @@ impl Task {
             }
             self.start_group();
             self.publish();
+            for done in self.awaiting.drain(..) {
+                // Whoever waited may have given up.
+                let _ = done.send(());
+            }
             tokio::select! {
                 answer = async { (&mut self.group.as_mut().expect("guarded").ticket).await },
                     if self.group.is_some() => self.finish_group(answer),
@@ -199,6 +218,7 @@ impl Task {
                         self.parts.limits = *limits;
                         self.dirty = true;
                     }
+                    Some(Job::Publish { done }) => self.awaiting.push(done),
                     Some(Job::Stop { done }) => {
                         let _ = done.send(());
                         return;
@@ -215,6 +235,7 @@ impl Task {
                         self.parts.limits = *limits;
                         self.dirty = true;
                     }
+                    Ok(Job::Publish { done }) => self.awaiting.push(done),
                     Ok(Job::Stop { done }) => {
                         let _ = done.send(());
                         return;

@@ -406,7 +406,16 @@ fn sandbox_pod(socket: &str, pod: &PodSandbox) -> SandboxPod {
 async fn take_traces(daemon: Arc<Daemon>, mut traces: mpsc::Receiver<Trace>) {
     while let Some(trace) = traces.recv().await {
         match trace {
-            Trace::Synchronized { runtime, pods } => synchronized(&daemon, runtime, pods).await,
+            Trace::Synchronized {
+                runtime,
+                pods,
+                done,
+            } => {
+                synchronized(&daemon, runtime, pods).await;
+                daemon.engine.settled().await;
+                // The session may have given up waiting, or ended.
+                let _ = done.send(());
+            }
             Trace::Decided(decided) => {
                 let kind = match decided.verdict {
                     Verdict::Reject => Some(EventKind::EVENT_KIND_REJECTED),

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use nri_lease_proto::nri::nri::{
     self as api, PluginInstance, PodSandbox, ValidateContainerAdjustmentRequest,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::decision::{Decision, Verdict, required_for_sandbox};
 use super::evidence::{Live, Voucher};
@@ -149,17 +149,27 @@ impl HookSession {
     }
 
     /// The runtime has listed its pods. Waits for room among the traces, so that nothing of what
-    /// follows can overtake it; the next hook comes only after the answer to this.
+    /// follows can overtake it, and until hooks see who has missed those pods: the first container
+    /// may be asked for right after the answer to this.
     pub async fn synchronized(&self, pods: Vec<PodSandbox>) {
         self.started()
             .extend(pods.iter().map(|pod| (pod.id.clone(), Started::Before)));
-        let runtime = self.status.id;
-        // The daemon is shutting down when nobody takes traces any more.
-        let _ = self
-            .hooks
-            .traces
-            .send(Trace::Synchronized { runtime, pods })
-            .await;
+        let (done, noted) = oneshot::channel();
+        let trace = Trace::Synchronized {
+            runtime: self.status.id,
+            pods,
+            done,
+        };
+        let note = async {
+            // The daemon is shutting down when nobody takes traces any more.
+            let _ = self.hooks.traces.send(trace).await;
+            let _ = noted.await;
+        };
+        // Only a disk that hangs while very many register holds that up. Were we dropped for it,
+        // nothing at all would be enforced.
+        if tokio::time::timeout(self.budget(), note).await.is_err() {
+            tracing::error!("the runtime's pods could not be compared in time");
+        }
     }
 
     /// A sandbox is about to become ready.
@@ -371,12 +381,15 @@ impl HookSession {
         });
     }
 
+    fn budget(&self) -> Duration {
+        self.facts
+            .get()
+            .map_or(DEFAULT_REQUEST_TIMEOUT / BUDGET_SHARE, |facts| facts.budget)
+    }
+
     /// What was seen so long ago says nothing any more, and soon the runtime would drop us: refuse.
     fn within_budget(&self, began: Instant, decision: Decision) -> Decision {
-        let budget = self
-            .facts
-            .get()
-            .map_or(DEFAULT_REQUEST_TIMEOUT / BUDGET_SHARE, |facts| facts.budget);
+        let budget = self.budget();
         let took = began.elapsed();
         if took <= budget || decision.verdict == Verdict::Reject {
             return decision;

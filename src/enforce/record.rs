@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use nri_lease_proto::nri::nri::PodSandbox;
 use nri_lease_state::PluginName;
+use tokio::sync::oneshot;
 
 use super::decision::{Decision, Verdict};
 use crate::presence::RuntimeId;
@@ -73,6 +74,8 @@ pub enum Trace {
     Synchronized {
         runtime: RuntimeId,
         pods: Vec<PodSandbox>,
+        /// Told when hooks see which plugins have missed them.
+        done: oneshot::Sender<()>,
     },
     Decided(Decided),
     /// A sandbox was let through; the plugins that have missed it, and why.
