@@ -162,7 +162,10 @@ pub fn from_rpc(attempt: &str, error: &ttrpc::Error, daemon: &Daemon) -> CliErro
     }
     let complaint = |remedy: &str| Complaint::new(attempt, problem.clone(), remedy);
     match status.code() {
-        Code::NOT_FOUND => CliError::NotFound(complaint("See what there is: nri-lease list")),
+        Code::NOT_FOUND => CliError::NotFound(complaint(match problem.starts_with("no lease") {
+            true => "See what there is: nri-lease list",
+            false => "",
+        })),
         Code::PERMISSION_DENIED | Code::UNAUTHENTICATED => CliError::NotPermitted(complaint("")),
         Code::INVALID_ARGUMENT => CliError::Usage(complaint("")),
         Code::DEADLINE_EXCEEDED => no_answer(attempt, daemon),

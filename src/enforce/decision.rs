@@ -393,8 +393,23 @@ fn judge(
     }
 }
 
+/// Whether a request would pass whatever speaks against it.
+pub fn passes_anyway(snapshot: &Snapshot, request: &Request<'_>, now: &Now) -> bool {
+    let is_sandbox = request.container.is_none();
+    suspended_for_all(snapshot, now).is_some()
+        || (is_sandbox && !request.may_refuse_sandbox)
+        || exemption(snapshot, request, now).is_some()
+}
+
 /// Exemption 1: nothing is refused now, or not on account of this lease.
 fn suspended(snapshot: &Snapshot, objection: &Objection, now: &Now) -> Option<String> {
+    suspended_for_all(snapshot, now).or_else(|| {
+        let audited = "audit mode of the lease".to_owned();
+        objection.audit_only.then_some(audited)
+    })
+}
+
+fn suspended_for_all(snapshot: &Snapshot, now: &Now) -> Option<String> {
     let pause = snapshot.state.pause();
     if let Some(pause) = pause.filter(|pause| pause.counts_at(now.boottime)) {
         return Some(format!(
@@ -402,12 +417,7 @@ fn suspended(snapshot: &Snapshot, objection: &Objection, now: &Now) -> Option<St
             pause.set_by_uid, pause.reason
         ));
     }
-    if snapshot.policy.mode == Mode::Audit {
-        return Some("audit mode".to_owned());
-    }
-    objection
-        .audit_only
-        .then(|| "audit mode of the lease".to_owned())
+    (snapshot.policy.mode == Mode::Audit).then(|| "audit mode".to_owned())
 }
 
 /// Exemptions 2 to 4: static and provider pods, the node's own, the toleration. A pinned pod is no

@@ -187,7 +187,8 @@ impl HookSession {
         let evidence = self.evidence(&view).begun_by(started_by_ns(pod.pid));
         let now = self.hooks.clock.now();
         let (decision, vouchers) = question.decide(&snapshot, evidence, &now, None);
-        let decision = self.within_budget(began, decision);
+        let passes = || question.passes_anyway(&snapshot, &now);
+        let decision = self.within_budget(began, decision, passes);
         let outcome = self.answer(pod, None, &decision);
         if outcome.is_ok() {
             self.sandbox_started(pod, decision.missing, vouchers);
@@ -269,7 +270,8 @@ impl HookSession {
         let now = self.hooks.clock.now();
         let (decision, _) = question.decide(&snapshot, evidence, &now, None);
         self.tell_news();
-        let decision = self.within_budget(began, decision);
+        let passes = || question.passes_anyway(&snapshot, &now);
+        let decision = self.within_budget(began, decision, passes);
         self.answer(pod, Some(&container.name), &decision)
     }
 
@@ -387,11 +389,20 @@ impl HookSession {
             .map_or(DEFAULT_REQUEST_TIMEOUT / BUDGET_SHARE, |facts| facts.budget)
     }
 
-    /// What was seen so long ago says nothing any more, and soon the runtime would drop us: refuse.
-    fn within_budget(&self, began: Instant, decision: Decision) -> Decision {
+    /// What was seen so long ago says nothing any more, and soon the runtime would drop us: refuse,
+    /// unless nothing rests on what was seen.
+    fn within_budget(
+        &self,
+        began: Instant,
+        decision: Decision,
+        passes_anyway: impl FnOnce() -> bool,
+    ) -> Decision {
         let budget = self.budget();
         let took = began.elapsed();
         if took <= budget || decision.verdict == Verdict::Reject {
+            return decision;
+        }
+        if !decision.covered || passes_anyway() {
             return decision;
         }
         self.hooks
@@ -402,7 +413,8 @@ impl HookSession {
             verdict: Verdict::Reject,
             text: format!(
                 "nri-lease needed {} ms to decide, more than half of the runtime's request timeout: \
-                 the node is overloaded. The pod is retried. See: nri-lease status",
+                 the node is overloaded. The pod is retried. Override: nri-lease pause --for 10m \
+                 --reason TEXT",
                 took.as_millis()
             ),
             ..decision

@@ -82,6 +82,26 @@ impl<'a> Question<'a> {
         let decision = decision::decide(snapshot, &request, &evidence, now, steps);
         (decision, evidence.into_vouchers())
     }
+
+    /// Whether it may start whatever speaks against it.
+    pub fn passes_anyway(&self, snapshot: &Snapshot, now: &Now) -> bool {
+        decision::passes_anyway(snapshot, &self.request(), now)
+    }
+
+    fn request(&self) -> Request<'_> {
+        Request {
+            pod: pod_view(self.pod),
+            container: self
+                .container
+                .as_ref()
+                .map(|(name, devices)| ContainerView {
+                    name,
+                    cdi_devices: devices,
+                }),
+            unvetted: &self.unvetted,
+            may_refuse_sandbox: self.may_refuse_sandbox,
+        }
+    }
 }
 
 /// Whether sandboxes are refused, or marked and their containers refused.

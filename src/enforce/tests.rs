@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use nri_lease_proto::nri::nri::PodSandbox;
 use nri_lease_state::record::Mode as LeaseMode;
 use nri_lease_state::rules::{Command, Lease, Limits, State};
@@ -14,12 +15,16 @@ use nri_lease_state::{ContainerView, HolderFacts, PluginName, PodIdentity, PodUi
 
 use super::decision::{Decision, Request, Verdict, decide, required_for_sandbox};
 use super::evidence::{Evidence, LostWhen, Missing};
+use super::hooks::Hooks;
 use super::policy::Policy;
 use super::question::pod_view;
 use super::snapshot::Snapshot;
 use super::text;
+use crate::clock::SystemClock;
 use crate::config::Config;
-use crate::presence::Presence;
+use crate::nri::events::{Generation, RuntimeIdentity};
+use crate::nri::status::RuntimeStatus;
+use crate::presence::{Presence, RuntimeId};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -802,4 +807,57 @@ fn an_index_that_is_called_after_us_names_both_indexes_and_what_to_do() {
     ] {
         assert!(text.contains(part), "{text}");
     }
+}
+
+/// The budget of these sessions is used up before they begin.
+#[test]
+fn an_overloaded_daemon_refuses_only_what_it_has_to_vouch_for() {
+    let ask = |node: &Node, pod: &PodSandbox| {
+        let clock = SystemClock::new().expect("a boot id");
+        // The hook reads the real clock; what a test has set up counts from there.
+        let snapshot = Snapshot {
+            hold_until: None,
+            ..node.snapshot()
+        };
+        let (traces, mut told) = tokio::sync::mpsc::channel(16);
+        let hooks = Arc::new(Hooks {
+            published: Arc::new(ArcSwap::from_pointee(snapshot)),
+            view: Arc::default(),
+            clock,
+            totals: Arc::default(),
+            traces,
+            listings: Arc::default(),
+        });
+        let status = Arc::new(RuntimeStatus::new(RuntimeId(0), Path::new("nri.sock")));
+        let session = hooks.session(status);
+        let identity = RuntimeIdentity {
+            name: "containerd".to_owned(),
+            version: "v2.3.4".to_owned(),
+            nri_version: String::new(),
+        };
+        let (instant, none) = (Duration::from_nanos(1), Duration::ZERO);
+        session.configured(&identity, Generation::WithValidation, instant, none);
+        let outcome = session.run_pod_sandbox(pod);
+        while told.try_recv().is_ok() {}
+        outcome
+    };
+    let mut node = Node::new();
+    node.now = SystemClock::new().expect("a boot id").now();
+    ask(&node, &pod("u1")).expect("nothing covers it");
+    node.lease("dra.net");
+    let refusal = ask(&node, &pod("u1")).expect_err("it is missing");
+    assert!(refusal.text.contains("dra.net"), "{}", refusal.text);
+    node.done(Command::Revoke {
+        plugin: name("dra.net"),
+        ban: None,
+        reason: String::new(),
+        by_uid: 0,
+    });
+    // Required, and listed as far as can be said: nothing is missing, but it took too long.
+    node.lease_with("dra.net", namespaces("other"), LeaseMode::Enforce);
+    ask(&node, &pod("u1")).expect("out of its scope");
+    node.lease("dra.net");
+    ask(&node, &annotated(&[STATIC])).expect("a static pod starts on any node");
+    node.pause();
+    ask(&node, &pod("u1")).expect("a pause lets everything pass");
 }

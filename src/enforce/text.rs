@@ -156,16 +156,17 @@ fn when(lost: &LostWhen) -> String {
 pub fn unvetted(plugin: &PluginName, reason: &str, pod: &PodView<'_>) -> String {
     let names = pod.namespace.len() + pod.name.len() + plugin.as_str().len();
     let delete = if names <= MAX_NAMES_BYTES {
-        format!("kubectl delete pod -n {} {}", pod.namespace, pod.name)
+        let (namespace, name) = (pod.namespace, pod.name);
+        format!("delete the pod (kubectl delete pod -n {namespace} {name})")
     } else {
         "delete the pod".to_owned()
     };
     fitted(
-        &format!("required NRI plugin \"{plugin}\" has missed this pod's sandbox ("),
+        &format!("required NRI plugin \"{plugin}\" has missed the start of this pod's sandbox ("),
         reason,
         &format!(
-            "). A retry is in the same sandbox and does not help; this does: {delete}. Override: \
-             nri-lease revoke {plugin}"
+            "). A retry is in the same sandbox and does not help: {delete}. Override: nri-lease \
+             revoke {plugin}"
         ),
     )
 }

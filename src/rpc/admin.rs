@@ -319,8 +319,7 @@ impl Admin for AdminService {
         let plugin = convert::plugin_name(&request.plugin)?;
         let lease = self.daemon.live_lease(plugin.as_str()).ok_or_else(|| {
             not_found(format!(
-                "no lease of plugin \"{plugin}\": it was never registered, or has ended; see \
-                 nri-lease list"
+                "no lease of plugin \"{plugin}\": it was never registered, or has ended"
             ))
         })?;
         let decisions = self

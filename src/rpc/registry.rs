@@ -204,8 +204,8 @@ impl RegistryService {
         }
         if !peer.may_speak_for(&named) {
             return Err(denied(format!(
-                "pid {} may not speak for pid {}: it is neither a descendant nor in the same pod, \
-                 and the caller is not uid 0 of the host",
+                "pid {} may not speak for pid {}, which is neither a descendant of it nor in the same \
+                 pod: call from the plugin's own pod, or as uid 0 of the host",
                 peer.facts.pid, named.pid
             )));
         }

@@ -70,7 +70,7 @@ pub enum Refusal {
     )]
     NotYours { plugin: PluginName, pids: String },
     #[error(
-        "no lease of plugin \"{plugin}\": it was never registered, or has ended; register again"
+        "no lease of plugin \"{plugin}\": it was never registered, or has ended; to be required, the plugin has to register again"
     )]
     NoLease { plugin: PluginName },
 }
