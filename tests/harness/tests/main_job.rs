@@ -339,6 +339,10 @@ fn waits_for_synchronize() -> Result<()> {
         .containerd
         .cri()
         .stop_container_pending(&container, 4)?;
+    let line = format!("StopContainer for \\\"{container}\\\" with timeout");
+    wait_until("the stop to be under way", PATIENCE, || {
+        node.containerd.log().contains(&line)
+    })?;
     node.plugin.disconnect(Some(Duration::ZERO))?;
     let mut status = node.plugin.status()?;
     wait_until("the plugin to be connected again", PATIENCE, || {
