@@ -41,10 +41,16 @@ fn world() -> World {
     world
 }
 
+fn print(what: &str, node: &Node) {
+    let (now, anonymous) = (node.rss_kib(), node.anonymous_kib());
+    let peak = node.peak_rss_kib();
+    println!("{what}: {now} KiB, {anonymous} of them anonymous, {peak} at most");
+}
+
 #[tokio::test]
 async fn a_full_daemon_stays_small() {
     let node = Node::start("").await;
-    println!("empty: {} KiB", node.rss_kib());
+    print("empty", &node);
     let registry = node.registry().await;
     futures::stream::iter(0..LEASES)
         .for_each_concurrent(16, async |number| {
@@ -53,7 +59,7 @@ async fn a_full_daemon_stays_small() {
             registry.register(limit(), &request).await.unwrap();
         })
         .await;
-    println!("{LEASES} leases: {} KiB", node.rss_kib());
+    print("256 leases", &node);
     futures::stream::iter(0..PINS)
         .for_each_concurrent(16, async |number| {
             let pin = PinRequest {
@@ -64,7 +70,7 @@ async fn a_full_daemon_stays_small() {
             registry.pin(limit(), &pin).await.unwrap();
         })
         .await;
-    println!("and {PINS} pins: {} KiB", node.rss_kib());
+    print("and 4,096 pins", &node);
     let socket = node.nri_socket();
     let runtime = Runtime::start_with(&socket, Options::default(), world());
     let _runtime = runtime.await.unwrap();
@@ -79,8 +85,8 @@ async fn a_full_daemon_stays_small() {
         (status.leases as usize, status.pins as usize),
         (LEASES, PINS)
     );
-    let (now, peak) = (node.rss_kib(), node.peak_rss_kib());
-    println!("and {PODS} pods: {now} KiB, at most {peak} KiB");
+    print("and 500 pods", &node);
+    let now = node.rss_kib();
     // A debug build is larger; nothing may grow with use, though.
     assert!(now < 96 << 10, "{now} KiB");
 }

@@ -463,6 +463,7 @@ async fn a_bad_admin_request_is_refused_with_the_field_and_the_remedy() {
     };
     let (code, text) = refusal(admin.get_lease(limit(), &request).await);
     assert_eq!(code, NOT_FOUND);
-    assert!(text.contains("nri-lease list"), "{text}");
+    // What to do about it, the command line says.
+    assert!(text.contains("never registered, or has ended"), "{text}");
     assert_eq!(node.lease_names().await, ["p"]);
 }

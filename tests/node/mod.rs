@@ -249,6 +249,11 @@ impl Node {
         self.memory_kib("VmHWM:")
     }
 
+    /// Of [`Node::rss_kib`], what is not backed by a file: without the program itself.
+    pub fn anonymous_kib(&self) -> u64 {
+        self.memory_kib("RssAnon:")
+    }
+
     fn memory_kib(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.daemon.pid());
         let status = std::fs::read_to_string(path).expect("the daemon runs");
