@@ -346,7 +346,7 @@ fn start_nri_thread(daemon: &Arc<Daemon>, hooks: Arc<Hooks>) -> io::Result<()> {
     Ok(())
 }
 
-/// Raises the priority of this thread; needs CAP_SYS_NICE.
+/// Raises the priority of this thread; needs CAP_SYS_NICE, or LimitNICE= in the unit.
 fn hurry() -> io::Result<()> {
     const NICE: i32 = -10;
     let thread = rustix::thread::gettid();
