@@ -154,7 +154,7 @@ struct Node {
     admin: AdminService,
     hooks: Arc<Hooks>,
     published: Published,
-    traces: std::sync::Mutex<mpsc::Receiver<Trace>>,
+    traces: tokio::sync::Mutex<mpsc::Receiver<Trace>>,
     /// Present, present, never connected, gone.
     processes: Vec<ProcessKey>,
     _children: Vec<Killed>,
@@ -216,7 +216,7 @@ impl Node {
             daemon,
             hooks,
             published,
-            traces: std::sync::Mutex::new(queue),
+            traces: tokio::sync::Mutex::new(queue),
             processes,
             _children: children,
             _runtime: runtime,
@@ -244,7 +244,7 @@ impl Node {
             Some(container) => session.create_container(&asked.pod, container),
         };
         let mut decided = None;
-        let mut traces = self.traces.lock().expect("one test");
+        let mut traces = self.traces.try_lock().expect("one at a time");
         while let Ok(trace) = traces.try_recv() {
             if let Trace::Decided(trace) = trace {
                 decided = Some(trace);
@@ -434,7 +434,13 @@ impl World {
             ..Default::default()
         };
         let known = pods.iter().cloned().chain([described]).collect();
-        session.synchronized(known).await;
+        // The daemon's part of it: it has compared them, and found nothing new.
+        let compared = async {
+            if let Some(Trace::Synchronized { done, .. }) = node.traces.lock().await.recv().await {
+                done.send(()).expect("the session waits");
+            }
+        };
+        tokio::join!(session.synchronized(known), compared);
         Self {
             session,
             has_validation: generation == Generation::WithValidation,
