@@ -10,7 +10,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use nri_lease_state::record::{RecordKey, Tree as RecordTree};
 use nri_lease_state::rules::{Applied, Change, Command, Durability, Limits, Refusal, Reply, State};
 use nri_lease_state::store::{CommitError, Store, Ticket, Tree, Write};
 use nri_lease_state::time::Boottime;
@@ -261,7 +260,7 @@ impl Task {
             if applied
                 .changes
                 .iter()
-                .any(|change| change.key.tree == RecordTree::Leases && change.after.is_none())
+                .any(|change| change.key.tree == Tree::Leases && change.after.is_none())
             {
                 self.parts.store.mirror_soon();
             }
@@ -350,7 +349,7 @@ impl Task {
         let as_they_are = changes
             .iter()
             .map(|change| Write {
-                tree: store_tree(change.key.tree),
+                tree: change.key.tree,
                 key: change.key.key.clone(),
                 value: self
                     .parts
@@ -474,33 +473,9 @@ pub fn writes(changes: &[Change]) -> Vec<Write> {
     changes
         .iter()
         .map(|change| Write {
-            tree: store_tree(change.key.tree),
+            tree: change.key.tree,
             key: change.key.key.clone(),
             value: change.after.as_ref().map(|record| record.encode()),
         })
         .collect()
-}
-
-fn store_tree(tree: RecordTree) -> Tree {
-    match tree {
-        RecordTree::Leases => Tree::Leases,
-        RecordTree::Pins => Tree::Pins,
-        RecordTree::Bans => Tree::Bans,
-        RecordTree::Control => Tree::Control,
-        RecordTree::Sandboxes => Tree::Sandboxes,
-        RecordTree::Meta => Tree::Meta,
-    }
-}
-
-/// Where a stored value belongs.
-pub fn record_key(tree: Tree, key: String) -> RecordKey {
-    let tree = match tree {
-        Tree::Leases => RecordTree::Leases,
-        Tree::Pins => RecordTree::Pins,
-        Tree::Bans => RecordTree::Bans,
-        Tree::Control => RecordTree::Control,
-        Tree::Sandboxes => RecordTree::Sandboxes,
-        Tree::Meta => RecordTree::Meta,
-    };
-    RecordKey { tree, key }
 }

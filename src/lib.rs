@@ -17,3 +17,5 @@ pub mod pods;
 pub mod pollable;
 pub mod presence;
 pub mod rpc;
+pub mod startup;
+pub mod traces;

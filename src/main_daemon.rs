@@ -11,12 +11,7 @@ use arc_swap::ArcSwap;
 use clap::{CommandFactory, Parser};
 use nri_lease_proto::lease::types::EventKind;
 use nri_lease_proto::lease::{admin_ttrpc, registry_ttrpc};
-use nri_lease_proto::nri::nri::PodSandbox;
-use nri_lease_state::PodUid;
-use nri_lease_state::rules::{Command, Limits, PresentSandbox, Recovery, SandboxPod, State};
-use nri_lease_state::store::{self, Opened, Source, Store, Tree, Write};
-use nri_lease_state::time::Boottime;
-use tokio::net::UnixListener;
+use nri_lease_state::rules::Limits;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{debug, error, info, warn};
@@ -24,36 +19,25 @@ use tracing::{debug, error, info, warn};
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::enforce::decision::{Verdict, required_for_sandbox};
 use crate::enforce::hooks::{Hooks, PublishedListings};
 use crate::enforce::policy::Policy;
-use crate::enforce::question::pod_view;
-use crate::enforce::record::{Ring, Totals, Trace};
+use crate::enforce::record::{Ring, Totals};
 use crate::enforce::snapshot::{Published, Snapshot};
-use crate::engine::{self, Engine, Parts};
+use crate::engine::{Engine, Parts};
 use crate::events::{Event, Events};
 use crate::nri::status::RuntimeStatus;
 use crate::nri::supervisor::{self, RuntimeContext};
-use crate::pods;
-use crate::presence::{BindingRecord, RuntimeId, Tracker};
+use crate::presence::{RuntimeId, Tracker};
 use crate::rpc::admin::AdminService;
 use crate::rpc::registry::RegistryService;
-use crate::rpc::server::{self, SocketPaths};
+use crate::rpc::{listen, server};
+use crate::{startup, traces};
 
 const DEFAULT_CONFIG: &str = "/etc/nri-lease/config.toml";
 /// Traces of hooks that may wait to be taken; further ones are dropped and counted.
 const TRACES: usize = 8192;
-/// After the leases were lost, new pods wait this long for plugins to register again.
-const HOLD_AFTER_LOSS: Duration = Duration::from_secs(30);
-/// How often bindings are looked at and, when they have changed, stored.
-const STORE_BINDINGS_EVERY: Duration = Duration::from_secs(1);
 /// What is acknowledged is durable already, so a hanging disk is not waited for at the end.
 const CLOSE_TIME: Duration = Duration::from_secs(5);
-const BINDINGS_KEY: &str = "bindings";
-/// The mode of the sockets: plugins of the group may register, admins are root.
-const REGISTRY_MODE: u32 = 0o660;
-const ADMIN_MODE: u32 = 0o600;
-const REGISTRY_GROUP: &str = "nri-lease";
 
 /// Keeps pods from starting without their required NRI plugins.
 #[derive(Debug, Parser)]
@@ -135,8 +119,8 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
     let signals = Signals::listen().context("cannot listen for signals")?;
     let clock = SystemClock::new().context("cannot read the boot id")?;
     let limits = limits(&config);
-    let opened = open_store(&arguments.state_dir).await?;
-    let loaded = load_state(opened, &clock, &limits).await?;
+    let opened = startup::open_store(&arguments.state_dir).await?;
+    let loaded = startup::load_state(opened, &clock, &limits).await?;
     let tracker = Tracker::start().context("cannot start watching connections")?;
     let runtimes: Vec<Arc<RuntimeStatus>> = config
         .runtime
@@ -168,7 +152,7 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
         published: published.clone(),
     })?;
 
-    let (traces, trace_queue) = mpsc::channel(TRACES);
+    let (trace_sender, trace_queue) = mpsc::channel(TRACES);
     let totals = Arc::new(Totals::default());
     let listings = PublishedListings::default();
     let hooks = Arc::new(Hooks {
@@ -176,7 +160,7 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
         view: tracker.view_cell(),
         clock: clock.clone(),
         totals: totals.clone(),
-        traces,
+        traces: trace_sender,
         listings: listings.clone(),
     });
     let daemon = Arc::new(Daemon {
@@ -195,12 +179,12 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
         config: ArcSwap::from_pointee(config),
         started_at: SystemTime::now(),
     });
-    tokio::spawn(take_traces(daemon.clone(), trace_queue));
-    tokio::spawn(store_bindings(daemon.clone()));
+    tokio::spawn(traces::take(daemon.clone(), trace_queue));
+    tokio::spawn(startup::store_bindings(daemon.clone()));
 
     // The runtime first: it may be creating pods already.
     start_nri_thread(&daemon, hooks)?;
-    let sockets = listen(&arguments.run_dir)?;
+    let sockets = listen::listen(&arguments.run_dir)?;
     serve_sockets(&daemon, sockets);
     sd_notify::notify(&[sd_notify::NotifyState::Ready])
         .unwrap_or_else(|error| warn!(%error, "cannot tell systemd that the daemon is ready"));
@@ -229,76 +213,6 @@ fn limits(config: &Config) -> Limits {
         reboot_grace: leases.reboot_grace,
         ..Limits::default()
     }
-}
-
-async fn open_store(state_dir: &Path) -> anyhow::Result<Opened> {
-    let dir = state_dir.to_owned();
-    let opened = tokio::task::spawn_blocking(move || Store::open(&dir, store::Options::default()))
-        .await
-        .context("opening the lease store ended unexpectedly")??;
-    for problem in &opened.problems {
-        error!(problem, "the lease store was damaged");
-    }
-    Ok(opened)
-}
-
-struct LoadedState {
-    store: Store,
-    state: State,
-    bindings: Vec<BindingRecord>,
-    hold_until: Option<Boottime>,
-    source: &'static str,
-}
-
-/// Rebuilds the state; what another boot has made of it is durable before it counts.
-async fn load_state(
-    opened: Opened,
-    clock: &SystemClock,
-    limits: &Limits,
-) -> anyhow::Result<LoadedState> {
-    let (source, recovery) = match opened.source {
-        Source::Database => ("database", Recovery::Database),
-        Source::Mirror => ("mirror", Recovery::Mirror),
-        Source::Empty { .. } => ("empty", Recovery::Database),
-    };
-    let mut bindings = Vec::new();
-    let mut records = Vec::new();
-    for (tree, key, value) in opened.records {
-        if tree == Tree::Meta && key == BINDINGS_KEY {
-            // Only a hint: what cannot be read is fenced again.
-            bindings = serde_json::from_slice(&value).unwrap_or_default();
-        } else {
-            records.push((engine::record_key(tree, key), value));
-        }
-    }
-    let now = clock.now();
-    let loaded = State::load(records, recovery, &now, limits);
-    for issue in &loaded.issues {
-        error!(key = %issue.key, problem = %issue.problem, "a stored record cannot be used");
-    }
-    if !loaded.changes.is_empty()
-        && let Err(error) = opened.store.commit(engine::writes(&loaded.changes)).await
-    {
-        // The grace after a reboot is not used up twice: it counts only when it is recorded.
-        error!(%error, "what this boot has made of the leases is not durable yet");
-    }
-    let hold_until = match opened.source {
-        Source::Empty { lost: true } => {
-            error!(
-                "the lease store is lost: new pods wait {} s for plugins to register again",
-                HOLD_AFTER_LOSS.as_secs()
-            );
-            Some(now.boottime.plus(HOLD_AFTER_LOSS))
-        }
-        _ => None,
-    };
-    Ok(LoadedState {
-        store: opened.store,
-        state: loaded.state,
-        bindings,
-        hold_until,
-        source,
-    })
 }
 
 /// Hooks are answered on a thread that does nothing else.
@@ -353,216 +267,7 @@ fn hurry() -> io::Result<()> {
     Ok(rustix::process::setpriority_process(Some(thread), NICE)?)
 }
 
-/// A runtime has told us its pods.
-///
-/// In the order of the queue, so that what hooks report after it is newer. The grace of a reboot
-/// begins first; the pods of holders are learnt before it matters who is exempt; pins are compared
-/// last, when the sandboxes are known.
-async fn synchronized(daemon: &Daemon, runtime: RuntimeId, sandboxes: Vec<PodSandbox>) {
-    let socket = daemon.socket_of(runtime);
-    let now = daemon.clock.now();
-    let snapshot = daemon.engine.snapshot();
-    daemon.pods.replace(runtime, &sandboxes);
-    let uid = |pod: &PodSandbox| PodUid::try_from(pod.uid.as_str()).ok();
-    let learned = |pod| Some(pods::identity(pod, uid(pod)?));
-    let present = |pod: &PodSandbox| PresentSandbox {
-        sandbox: sandbox_pod(&socket, pod),
-        covered_by: required_for_sandbox(&snapshot, pod_view(pod), &now),
-    };
-    let commands = [
-        Command::RuntimeSynchronized,
-        Command::LearnPods {
-            pods: sandboxes.iter().filter_map(learned).collect(),
-        },
-        Command::SandboxesSynchronized {
-            runtime: socket.clone(),
-            present: sandboxes.iter().map(present).collect(),
-        },
-        Command::PodsSeen {
-            runtime: socket.clone(),
-            present: sandboxes.iter().filter_map(uid).collect(),
-        },
-    ];
-    for command in commands {
-        daemon.engine.tell(command).await;
-    }
-    daemon.events.tell(Event::new(
-        EventKind::EVENT_KIND_RUNTIME_CONNECTED,
-        format!("synchronised with {socket}, {} pods", sandboxes.len()),
-    ));
-}
-
-fn sandbox_pod(socket: &str, pod: &PodSandbox) -> SandboxPod {
-    SandboxPod {
-        sandbox_id: pod.id.clone(),
-        runtime: socket.to_owned(),
-        pod_namespace: pod.namespace.clone(),
-        pod_name: pod.name.clone(),
-        pod_uid: PodUid::try_from(pod.uid.as_str()).ok(),
-    }
-}
-
-/// Carries what hooks leave behind to the ring, the log, the watchers and the store.
-async fn take_traces(daemon: Arc<Daemon>, mut traces: mpsc::Receiver<Trace>) {
-    while let Some(trace) = traces.recv().await {
-        match trace {
-            Trace::Synchronized {
-                runtime,
-                pods,
-                done,
-            } => {
-                synchronized(&daemon, runtime, pods).await;
-                daemon.engine.settled().await;
-                // The session may have given up waiting, or ended.
-                let _ = done.send(());
-            }
-            Trace::Decided(decided) => {
-                let kind = match decided.verdict {
-                    Verdict::Reject => Some(EventKind::EVENT_KIND_REJECTED),
-                    Verdict::WouldReject => Some(EventKind::EVENT_KIND_WOULD_REJECT),
-                    Verdict::Admit | Verdict::Exempt | Verdict::Unvetted => None,
-                };
-                if let Some(kind) = kind {
-                    daemon.events.tell(Event {
-                        at: decided.at,
-                        plugin: decided.plugin.as_ref().map(ToString::to_string),
-                        pod: Some(decided.pod.clone()),
-                        container: decided.container.clone(),
-                        ..Event::new(kind, decided.text.clone())
-                    });
-                }
-                daemon.ring.push(decided);
-            }
-            Trace::SandboxStarted {
-                runtime,
-                pod,
-                unvetted,
-            } => {
-                let socket = daemon.socket_of(runtime);
-                daemon.pods.add(runtime, (*pod).clone());
-                if let Ok(uid) = PodUid::try_from(pod.uid.as_str()) {
-                    let pods = vec![pods::identity(&pod, uid)];
-                    daemon.engine.tell(Command::LearnPods { pods }).await;
-                }
-                daemon
-                    .engine
-                    .tell(Command::SandboxAppeared {
-                        sandbox: sandbox_pod(&socket, &pod),
-                        unvetted,
-                    })
-                    .await;
-            }
-            Trace::SandboxVetted {
-                sandbox_id,
-                vetted,
-                unvetted,
-            } => {
-                daemon
-                    .engine
-                    .tell(Command::SandboxVetting {
-                        sandbox_id,
-                        vetted,
-                        unvetted,
-                    })
-                    .await;
-            }
-            Trace::SandboxRemoved { sandbox_id } => {
-                daemon.pods.remove(&sandbox_id);
-                daemon
-                    .engine
-                    .tell(Command::SandboxGone { sandbox_id })
-                    .await;
-            }
-        }
-    }
-}
-
-/// Keeps the bindings in the store, so that a restarted daemon knows at once who is connected.
-async fn store_bindings(daemon: Arc<Daemon>) {
-    let mut stored = Vec::new();
-    let mut events = daemon.tracker.events();
-    loop {
-        // At once after a change, and now and then in case one was missed.
-        let _ = tokio::time::timeout(STORE_BINDINGS_EVERY, events.recv()).await;
-        let bindings = daemon.tracker.export().await;
-        if bindings == stored {
-            continue;
-        }
-        match serde_json::to_vec(&bindings) {
-            Ok(value) => daemon.store.write_soon(vec![Write {
-                tree: Tree::Meta,
-                key: BINDINGS_KEY.to_owned(),
-                value: Some(value),
-            }]),
-            Err(error) => warn!(%error, "bindings cannot be encoded"),
-        }
-        stored = bindings;
-    }
-}
-
-struct Sockets {
-    registry: UnixListener,
-    admin: UnixListener,
-}
-
-/// From systemd, by name, or bound here.
-fn listen(run_dir: &Path) -> anyhow::Result<Sockets> {
-    if let Some(sockets) = from_systemd()? {
-        return Ok(sockets);
-    }
-    std::fs::create_dir_all(run_dir)
-        .with_context(|| format!("cannot make the run directory {}", run_dir.display()))?;
-    let paths = SocketPaths::in_dir(run_dir);
-    let group = nix::unistd::Group::from_name(REGISTRY_GROUP)
-        .ok()
-        .flatten()
-        .map(|group| group.gid);
-    Ok(Sockets {
-        registry: server::bind(&paths.registry, REGISTRY_MODE, group)
-            .context("cannot serve plugins")?,
-        admin: server::bind(&paths.admin, ADMIN_MODE, None).context("cannot serve admins")?,
-    })
-}
-
-fn from_systemd() -> anyhow::Result<Option<Sockets>> {
-    let (mut registry, mut admin) = (None, None);
-    for (fd, name) in handed_over() {
-        let listener = std::os::unix::net::UnixListener::from(fd);
-        listener.set_nonblocking(true)?;
-        let listener = UnixListener::from_std(listener)?;
-        match name.as_str() {
-            "registry" => registry = Some(listener),
-            "admin" => admin = Some(listener),
-            other => warn!(name = other, "systemd handed over a socket of another name"),
-        }
-    }
-    match (registry, admin) {
-        (None, None) => Ok(None),
-        (Some(registry), Some(admin)) => Ok(Some(Sockets { registry, admin })),
-        _ => anyhow::bail!(
-            "systemd handed over only one socket: name two, with FileDescriptorName=registry and \
-             FileDescriptorName=admin"
-        ),
-    }
-}
-
-/// Descriptors that systemd passed to this process, with their names.
-#[allow(unsafe_code)]
-fn handed_over() -> Vec<(std::os::fd::OwnedFd, String)> {
-    use std::os::fd::{FromRawFd, OwnedFd};
-    sd_notify::listen_fds_with_names()
-        .map(|fds| {
-            fds.map(|(fd, name)| {
-                // SAFETY: systemd passes these descriptors to this process alone (LISTEN_PID was
-                // checked), and the environment is read once.
-                (unsafe { OwnedFd::from_raw_fd(fd) }, name)
-            })
-            .collect()
-        })
-        .unwrap_or_default()
-}
-
-fn serve_sockets(daemon: &Arc<Daemon>, sockets: Sockets) {
+fn serve_sockets(daemon: &Arc<Daemon>, sockets: listen::Sockets) {
     let registry = daemon.clone();
     tokio::spawn(server::serve("registry", sockets.registry, move |caller| {
         registry_ttrpc::create_registry(Arc::new(RegistryService::new(registry.clone(), caller)))

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::name::{PluginIndex, PluginName, PodUid};
 use crate::process::HolderFacts;
 use crate::scope::Scope;
+pub use crate::store::Tree;
 use crate::time::{Deadline, Ttl, WallTime};
 
 /// Version of the records that this code writes.
@@ -217,40 +218,6 @@ pub struct MetaRecord {
     /// one at first contact is grandfathered.
     #[serde(default)]
     pub contacted_runtimes: BTreeSet<String>,
-}
-
-/// Where a record is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Tree {
-    Leases,
-    Pins,
-    Bans,
-    Control,
-    Sandboxes,
-    Meta,
-}
-
-impl Tree {
-    pub const ALL: [Tree; 6] = [
-        Tree::Leases,
-        Tree::Pins,
-        Tree::Bans,
-        Tree::Control,
-        Tree::Sandboxes,
-        Tree::Meta,
-    ];
-
-    /// The name in the store.
-    pub fn name(self) -> &'static str {
-        match self {
-            Tree::Leases => "leases",
-            Tree::Pins => "pins",
-            Tree::Bans => "bans",
-            Tree::Control => "control",
-            Tree::Sandboxes => "sandboxes",
-            Tree::Meta => "meta",
-        }
-    }
 }
 
 impl fmt::Display for Tree {
