@@ -56,6 +56,12 @@ impl Activity {
         self.in_flight.load(Ordering::Relaxed) == 0
     }
 
+    /// As with a request that waits for its answer.
+    #[cfg(test)]
+    pub fn pretend_busy(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Milliseconds on the listener's clock when it was last used.
     pub fn last_used(&self) -> u64 {
         self.last_used.load(Ordering::Relaxed)

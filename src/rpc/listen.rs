@@ -6,7 +6,7 @@ use anyhow::Context;
 use tokio::net::UnixListener;
 use tracing::warn;
 
-use super::server::{self, SocketPaths};
+use super::server::{Endpoint, SocketPaths};
 
 /// The mode of the sockets: plugins of the group may register, admins are root.
 const REGISTRY_MODE: u32 = 0o660;
@@ -15,8 +15,8 @@ const REGISTRY_GROUP: &str = "nri-lease";
 
 /// Both sockets, listening.
 pub struct Sockets {
-    pub registry: UnixListener,
-    pub admin: UnixListener,
+    pub registry: Endpoint,
+    pub admin: Endpoint,
 }
 
 /// From systemd, by name, or bound here.
@@ -32,9 +32,9 @@ pub fn listen(run_dir: &Path) -> anyhow::Result<Sockets> {
         .flatten()
         .map(|group| group.gid);
     Ok(Sockets {
-        registry: server::bind(&paths.registry, REGISTRY_MODE, group)
+        registry: Endpoint::bind(&paths.registry, REGISTRY_MODE, group)
             .context("cannot serve plugins")?,
-        admin: server::bind(&paths.admin, ADMIN_MODE, None).context("cannot serve admins")?,
+        admin: Endpoint::bind(&paths.admin, ADMIN_MODE, None).context("cannot serve admins")?,
     })
 }
 
@@ -43,7 +43,7 @@ fn from_systemd() -> anyhow::Result<Option<Sockets>> {
     for (fd, name) in handed_over() {
         let listener = std::os::unix::net::UnixListener::from(fd);
         listener.set_nonblocking(true)?;
-        let listener = UnixListener::from_std(listener)?;
+        let listener = Endpoint::handed_over(UnixListener::from_std(listener)?);
         match name.as_str() {
             "registry" => registry = Some(listener),
             "admin" => admin = Some(listener),
