@@ -206,6 +206,42 @@ impl Default for Log {
     }
 }
 
+/// Bytes of `sun_path` without its closing zero.
+const MAX_SOCKET_PATH: usize = 107;
+
+impl Runtime {
+    /// Without those that are another name of one before them (`/var/run` is a link to `/run`): a
+    /// runtime that is served twice would not know which of the two sessions a plugin belongs to.
+    pub fn distinct_sockets(&self) -> Vec<PathBuf> {
+        let mut real = Vec::new();
+        let mut distinct = Vec::new();
+        for socket in &self.nri_sockets {
+            let name = real_path(socket);
+            if real.contains(&name) {
+                tracing::warn!(socket = %socket.display(), "is another name of a socket before it; left out");
+            } else {
+                real.push(name);
+                distinct.push(socket.clone());
+            }
+        }
+        distinct
+    }
+}
+
+/// The path with links resolved, as far as it exists.
+fn real_path(path: &Path) -> PathBuf {
+    for ancestor in path.ancestors() {
+        if let Ok(real) = ancestor.canonicalize() {
+            let rest = path.strip_prefix(ancestor).unwrap_or(Path::new(""));
+            return match rest.as_os_str().is_empty() {
+                true => real,
+                false => real.join(rest),
+            };
+        }
+    }
+    path.to_owned()
+}
+
 /// Why a configuration was refused; the text names the file, the key and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -265,6 +301,17 @@ impl Config {
                 "name at least one NRI socket".to_owned(),
             ));
         }
+        for socket in &self.runtime.nri_sockets {
+            let problem = if !socket.is_absolute() {
+                "is not an absolute path"
+            } else if socket.as_os_str().len() > MAX_SOCKET_PATH {
+                "is longer than the 107 bytes that a socket's path may have"
+            } else {
+                continue;
+            };
+            let socket = socket.display();
+            return Err(("runtime.nri_sockets", format!("{socket:?} {problem}")));
+        }
         nri_lease_state::name::PluginName::try_from(self.runtime.plugin_name.as_str())
             .map_err(|error| ("runtime.plugin_name", error.to_string()))?;
         let leases = &self.leases;
@@ -320,6 +367,24 @@ mod tests {
 
     fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::parse(text, Path::new("config.toml"))
+    }
+
+    #[test]
+    fn a_runtime_with_two_names_is_served_once() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        std::os::unix::fs::symlink("run", dir.path().join("var-run")).unwrap();
+        // Neither the socket nor its directory exists yet.
+        let sockets = ["run/nri/nri.sock", "var-run/nri/nri.sock", "run/other.sock"];
+        let runtime = Runtime {
+            nri_sockets: sockets.iter().map(|s| dir.path().join(s)).collect(),
+            ..Runtime::default()
+        };
+        let distinct = runtime.distinct_sockets();
+        assert_eq!(
+            distinct,
+            [&sockets[0], &sockets[2]].map(|s| dir.path().join(s))
+        );
     }
 
     #[test]

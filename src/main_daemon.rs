@@ -1,6 +1,6 @@
 //! `nri-leased`: starts everything in order, and ends it in order.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -71,7 +71,8 @@ pub fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("nri-leased: {error:#}");
+            // Nobody may read it; that is no reason to panic.
+            let _ = writeln!(io::stderr(), "nri-leased: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -124,7 +125,7 @@ async fn serve(arguments: &Arguments, config: Config, policy: Arc<Policy>) -> an
     let tracker = Tracker::start().context("cannot start watching connections")?;
     let runtimes: Vec<Arc<RuntimeStatus>> = config
         .runtime
-        .nri_sockets
+        .distinct_sockets()
         .iter()
         .enumerate()
         .map(|(number, socket)| Arc::new(RuntimeStatus::new(RuntimeId(number as u32), socket)))
