@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use nri_lease_state::record::RecordKey;
-use nri_lease_state::rules::{Limits, Recovery, State};
+use nri_lease_state::rules::{Limits, LoadProblem, Recovery, State};
 use nri_lease_state::store::{self, Opened, Source, Store, Tree, Write};
 use nri_lease_state::time::Boottime;
 use tracing::{error, warn};
@@ -76,7 +76,19 @@ pub async fn load_state(
         // The grace after a reboot is not used up twice: it counts only when it is recorded.
         error!(%error, "what this boot has made of the leases is not durable yet");
     }
+    // In leases.json a record that cannot be read is a lease that nobody knows of any more.
+    let lost_some = recovery == Recovery::Mirror
+        && loaded.issues.iter().any(|issue| {
+            issue.key.tree == Tree::Leases && matches!(issue.problem, LoadProblem::Unreadable(_))
+        });
     let hold_until = match opened.source {
+        Source::Mirror if lost_some => {
+            error!(
+                "leases are lost: new pods wait {} s for plugins to register again",
+                HOLD_AFTER_LOSS.as_secs()
+            );
+            Some(now.boottime.plus(HOLD_AFTER_LOSS))
+        }
         Source::Empty { lost: true } => {
             error!(
                 "the lease store is lost: new pods wait {} s for plugins to register again",
