@@ -799,7 +799,7 @@ fn doctor_exits_with_1_and_a_next_step_for_each_problem() {
     let output = run(nowhere.path(), &["doctor"]);
     assert_eq!(code(&output), 1);
     assert!(
-        stdout(&output).contains("systemctl start nri-leased"),
+        stdout(&output).contains("systemctl restart nri-leased"),
         "{}",
         stdout(&output)
     );

@@ -111,7 +111,7 @@ fn sockets(session: &Session, checks: &mut Checks) {
                 name,
                 Outcome::Fail,
                 format!("{shown}: {error}"),
-                "Start the daemon (systemctl start nri-leased), or name its directory: --run-dir DIR",
+                "Start the daemon (systemctl restart nri-leased), or name its directory: --run-dir DIR",
             ),
         }
     }
