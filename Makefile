@@ -3,6 +3,7 @@
 # make man    the manual pages in docs/man, from the programs themselves
 # make chaos  ten minutes of faults on a real containerd (CHAOS_SECONDS, CHAOS_SEED, see
 #             tests/harness/tests/chaos/main.rs); a short run of it is part of make test
+# make bench  what a validation costs, side by side with a Go plugin; on a quiet machine
 # make demo   the whole story with a simulated runtime, in a few seconds
 #
 # From a fresh clone, as root, on Debian or Ubuntu with cargo and go installed.
@@ -62,3 +63,9 @@ deps:
 	echo "installing:$$missing"; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	apt-get -qq update && apt-get -qq install -y --no-install-recommends $$missing
+
+# What a validation costs, beside the same check as a Go plugin. On a quiet machine.
+bench: go
+	$(CARGO) build --locked --release --bins
+	$(CARGO) build --locked -p nri-lease-harness --example hook_latency
+	NRI_LEASE_BIN=$(CURDIR)/target/release target/debug/examples/hook_latency
