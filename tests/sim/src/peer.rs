@@ -195,7 +195,11 @@ impl Peer {
             }
             let mut request = api::SynchronizeRequest::new();
             request.pods = pods.drain(..pods_per_message).collect();
-            request.containers = containers.drain(..containers_per_message).collect();
+            request.containers = containers
+                .drain(..containers_per_message)
+                .map(|container| container.write_to_bytes())
+                .collect::<Result<_, _>>()
+                .expect("a container without required fields is always complete");
             request.more = !pods.is_empty() || !containers.is_empty() || messages + 1 < pieces;
             let limit = deadline.saturating_duration_since(tokio::time::Instant::now());
             let answer = self
