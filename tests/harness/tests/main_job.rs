@@ -105,16 +105,22 @@ impl Node {
     }
 
     fn pod_starts(&self, name: &str) -> Result<String> {
-        let pod = self.containerd.cri().run_pod(&Pod::named(name))?;
+        let pod = self.containerd.cri().run_pod(&self.attempt(name))?;
         let container = self.containerd.cri().create_container(&pod, "main")?;
         self.containerd.cri().start_container(&container)?;
         Ok(pod)
     }
 
     fn sandbox_is_refused(&self, name: &str) -> Result<String> {
+        refused(self.containerd.cri().run_pod(&self.attempt(name)))
+    }
+
+    /// A new attempt each time, as the kubelet makes: containerd now and then fails to clean up a
+    /// refused sandbox and keeps its name.
+    fn attempt(&self, name: &str) -> Pod {
         let mut pod = Pod::named(name);
         pod.attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
-        refused(self.containerd.cri().run_pod(&pod))
+        pod
     }
 
     fn container_is_refused(&self, pod: &str, name: &str) -> Result<String> {
@@ -311,9 +317,8 @@ fn hundred_rejections() -> Result<()> {
     node.register("10m")?;
     node.plugin.kill();
     for attempt in 0..100 {
-        let mut pod = Pod::named("again");
-        pod.attempt = attempt;
-        refused(node.containerd.cri().run_pod(&pod))?;
+        node.sandbox_is_refused("again")
+            .with_context(|| format!("attempt {attempt}"))?;
     }
     node.containerd.restart()?;
     node.daemon.wait_connected()?;
